@@ -320,6 +320,8 @@ class OwnedFile:
     pristine_mode: int
     pristine_mtime_ns: int
     current_sha256: str
+    changes: tuple[str, ...]
+    """`set/change` ids that shaped the content."""
 
 
 @dataclass(frozen=True)
@@ -416,6 +418,8 @@ class Plan:
     states: Mapping[str, State]
     """Set -> `absent` (something to do), `upstream`, `not-applicable`, or its present state."""
     launch: Launch
+    base_launch: Launch
+    """What other sets on disk need; both arms of a verification get it."""
     engagement: tuple[Engagement, ...]
     verification: VerificationPolicy
     applicability: str

@@ -1,0 +1,300 @@
+"""The ledger: what is on disk, every event that led there, and the evidence. SQLite.
+
+Writes `PREFIX/.sm120patch/ledger.sqlite3` only. Events are append-only, enforced by triggers; one
+`commit` writes the new state, its event and its evidence in a single SQLite transaction with
+`synchronous=FULL`, so a transaction id found in the events is the proof that it took effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from sm120patch import __version__
+from sm120patch.errors import BusyError, ConflictError, HostError
+from sm120patch.model import ActiveSet, History, OwnedFile, Role
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE events (
+  id INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, tx TEXT UNIQUE,
+  sets TEXT NOT NULL, data TEXT NOT NULL, tool TEXT NOT NULL);
+CREATE TRIGGER events_no_update BEFORE UPDATE ON events
+  BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TRIGGER events_no_delete BEFORE DELETE ON events
+  BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TABLE active_sets (
+  id TEXT PRIMARY KEY, revision INTEGER NOT NULL, role TEXT NOT NULL,
+  selected TEXT NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE owned_files (
+  target TEXT NOT NULL, path TEXT NOT NULL, root TEXT NOT NULL, version TEXT NOT NULL,
+  pristine_sha256 TEXT NOT NULL, pristine_mode INTEGER NOT NULL,
+  pristine_mtime_ns INTEGER NOT NULL, current_sha256 TEXT NOT NULL, changes TEXT NOT NULL,
+  PRIMARY KEY (target, path));
+CREATE TABLE evidence (
+  id INTEGER PRIMARY KEY, at TEXT NOT NULL, event INTEGER NOT NULL REFERENCES events(id),
+  content_digest TEXT NOT NULL, baseline_digest TEXT NOT NULL, host TEXT NOT NULL,
+  profile TEXT NOT NULL, kind TEXT NOT NULL, verdict TEXT NOT NULL, passed INTEGER NOT NULL,
+  sets TEXT NOT NULL, baseline_sets TEXT NOT NULL, data TEXT NOT NULL);
+CREATE INDEX evidence_content ON evidence (content_digest);
+"""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the history; `data` is JSON-ready."""
+
+    kind: str
+    sets: tuple[str, ...]
+    data: Mapping[str, object] = field(default_factory=dict)
+    tx: str | None = None
+    at: str = ""
+    id: int = 0
+    tool: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Result of one verification and what exactly it is valid for."""
+
+    content_digest: str
+    """Digest of all patched files of the environment in the patched arm."""
+    baseline_digest: str
+    """Digest of all patched files in the baseline arm."""
+    host: str
+    """Fingerprint of the host; of the declared one when the evidence is simulated."""
+    profile: str
+    kind: str
+    verdict: str
+    passed: bool
+    sets: tuple[str, ...]
+    """Closure of the request that was verified."""
+    baseline_sets: tuple[str, ...]
+    """Sets that were on disk in both arms."""
+    data: Mapping[str, object]
+    at: str = ""
+    id: int = 0
+
+
+def now() -> str:
+    """Wall clock in UTC, ISO 8601 with seconds: for people; nothing is decided by it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+class Ledger:
+    """Open ledger of one environment. Use `open_ledger` or `read_ledger`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    def history(self) -> History:
+        """Return the sets and files that the ledger says are on disk."""
+        active = {
+            row[0]: ActiveSet(row[0], row[1], Role(row[2]), tuple(json.loads(row[3])), row[4])
+            for row in self._db.execute(
+                "SELECT id, revision, role, selected, digest FROM active_sets ORDER BY id"
+            )
+        }
+        files = {
+            (row[0], row[1]): OwnedFile(*row[:8], tuple(json.loads(row[8])))
+            for row in self._db.execute("SELECT * FROM owned_files ORDER BY target, path")
+        }
+        return History(active, files)
+
+    def events(self, limit: int | None = None, set_id: str | None = None) -> list[Event]:
+        """Return events, newest first; `limit` counts after the filter."""
+        query = "SELECT kind, sets, data, tx, at, id, tool FROM events"
+        parameters: list[object] = []
+        if set_id is not None:
+            query += " WHERE EXISTS (SELECT 1 FROM json_each(sets) WHERE value = ?)"
+            parameters.append(set_id)
+        query += " ORDER BY id DESC LIMIT ?"
+        parameters.append(-1 if limit is None else limit)
+        return [
+            Event(r[0], tuple(json.loads(r[1])), json.loads(r[2]), *r[3:])
+            for r in self._db.execute(query, parameters)
+        ]
+
+    def committed(self, tx: str) -> Event | None:
+        """Return the event by which transaction `tx` took effect, if it did."""
+        row = self._db.execute(
+            "SELECT kind, sets, data, tx, at, id, tool FROM events WHERE tx = ?", (tx,)
+        ).fetchone()
+        if row is None:
+            return None
+        return Event(row[0], tuple(json.loads(row[1])), json.loads(row[2]), *row[3:])
+
+    def evidence(self, content_digest: str | None = None) -> list[Evidence]:
+        """Return evidence, newest first, all of it or that for one content."""
+        query = "SELECT * FROM evidence"
+        parameters: tuple[object, ...] = ()
+        if content_digest is not None:
+            query += " WHERE content_digest = ?"
+            parameters = (content_digest,)
+        return [_evidence(row) for row in self._db.execute(query + " ORDER BY id DESC", parameters)]
+
+    def commit(
+        self, event: Event, history: History | None, evidence: Evidence | None = None
+    ) -> int:
+        """Record `event`, the new state (None keeps it) and evidence in one transaction."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            at = now()
+            cursor = self._db.execute(
+                "INSERT INTO events (at, kind, tx, sets, data, tool) VALUES (?, ?, ?, ?, ?, ?)",
+                (at, event.kind, event.tx, _json(event.sets), _json(event.data), __version__),
+            )
+            event_id = int(cursor.lastrowid or 0)
+            if history is not None:
+                self._replace_state(history)
+            if evidence is not None:
+                self._insert_evidence(at, event_id, evidence)
+        return event_id
+
+    def _replace_state(self, history: History) -> None:
+        self._db.execute("DELETE FROM active_sets")
+        self._db.executemany(
+            "INSERT INTO active_sets VALUES (?, ?, ?, ?, ?)",
+            [
+                (s.id, s.revision, s.role.value, _json(s.selected), s.digest)
+                for s in history.active.values()
+            ],
+        )
+        self._db.execute("DELETE FROM owned_files")
+        self._db.executemany(
+            "INSERT INTO owned_files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    f.target, f.path, f.root, f.version, f.pristine_sha256, f.pristine_mode,
+                    f.pristine_mtime_ns, f.current_sha256, _json(f.changes),
+                )
+                for f in history.files.values()
+            ],
+        )  # fmt: skip
+
+    def _insert_evidence(self, at: str, event_id: int, e: Evidence) -> None:
+        self._db.execute(
+            "INSERT INTO evidence (at, event, content_digest, baseline_digest, host, profile,"
+            " kind, verdict, passed, sets, baseline_sets, data)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                at, event_id, e.content_digest, e.baseline_digest, e.host, e.profile, e.kind,
+                e.verdict, int(e.passed), _json(e.sets), _json(e.baseline_sets), _json(e.data),
+            ),
+        )  # fmt: skip
+
+
+def _evidence(row: Sequence[object]) -> Evidence:
+    (
+        ident,
+        at,
+        _event,
+        content,
+        baseline,
+        host,
+        profile,
+        kind,
+        verdict,
+        passed,
+        sets,
+        base,
+        data,
+    ) = row
+    return Evidence(
+        content_digest=str(content), baseline_digest=str(baseline), host=str(host),
+        profile=str(profile), kind=str(kind), verdict=str(verdict), passed=bool(passed),
+        sets=tuple(json.loads(str(sets))), baseline_sets=tuple(json.loads(str(base))),
+        data=json.loads(str(data)), at=str(at), id=int(str(ident)),
+    )  # fmt: skip
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+@contextlib.contextmanager
+def open_ledger(path: Path) -> Iterator[Ledger]:
+    """Open for writing; the file is created complete in a temporary name and moved in."""
+    if not path.exists():
+        _create(path)
+    with _session(path, "rw") as ledger:
+        yield ledger
+
+
+@contextlib.contextmanager
+def read_ledger(path: Path) -> Iterator[Ledger | None]:
+    """Open for reading; None when there is no ledger. Works on a read-only file system."""
+    if not path.exists():
+        yield None
+        return
+    # A journal that a killed writer left is rolled back by SQLite on opening, which writes.
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    with _session(path, "rw" if writable else "ro") as ledger:
+        yield ledger
+
+
+@contextlib.contextmanager
+def _session(path: Path, mode: str) -> Iterator[Ledger]:
+    try:
+        with contextlib.closing(_connect(f"{path.absolute().as_uri()}?mode={mode}")) as connection:
+            _check_version(connection, path)
+            yield Ledger(connection)
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise BusyError(
+                f"the ledger {path} is in use by another process",
+                hint="wait until it has finished, then run the command again",
+            ) from error
+        raise HostError(
+            f"the ledger {path} cannot be used: {error}",
+            hint="check free space and permissions of the environment's prefix",
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise HostError(
+            f"the ledger {path} is damaged: {error}",
+            code="ledger-damaged",
+            hint="move it aside and run `sm120patch audit`: the originals are still in objects/",
+        ) from error
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    return connection
+
+
+def _create(path: Path) -> None:
+    temporary = path.with_name(f".sm120patch-new-{os.getpid()}-{path.name}")
+    temporary.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode=DELETE")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+            )
+        temporary.replace(path)
+    except (OSError, sqlite3.Error) as error:
+        temporary.unlink(missing_ok=True)
+        raise HostError(
+            f"cannot create the ledger {path}: {error}",
+            hint="check free space and permissions of the environment's prefix",
+        ) from error
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise ConflictError(
+            f"the ledger {path} has format {version}, this sm120patch knows {SCHEMA_VERSION}",
+            code="ledger-version",
+            hint="use the sm120patch release that wrote it, or a newer one",
+        )
