@@ -103,7 +103,7 @@ class Ledger:
             )
         }
         files = {
-            (row[0], row[1]): OwnedFile(*row[:8], tuple(json.loads(row[8])))
+            (row[0], row[1]): _owned_file(row)
             for row in self._db.execute("SELECT * FROM owned_files ORDER BY target, path")
         }
         return History(active, files)
@@ -189,6 +189,16 @@ class Ledger:
                 e.verdict, int(e.passed), _json(e.sets), _json(e.baseline_sets), _json(e.data),
             ),
         )  # fmt: skip
+
+
+def _owned_file(row: Sequence[object]) -> OwnedFile:
+    target, path, root, version, pristine, mode, mtime_ns, current, changes = row
+    return OwnedFile(
+        target=str(target), path=str(path), root=str(root), version=str(version),
+        pristine_sha256=str(pristine), pristine_mode=int(str(mode)),
+        pristine_mtime_ns=int(str(mtime_ns)), current_sha256=str(current),
+        changes=tuple(json.loads(str(changes))),
+    )  # fmt: skip
 
 
 def _evidence(row: Sequence[object]) -> Evidence:
