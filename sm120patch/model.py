@@ -415,6 +415,8 @@ class Plan:
     files: tuple[FileStep, ...]
     settled: Mapping[tuple[str, str], str]
     """Every file that holds our content once the plan is done -> its sha256."""
+    shaped_by: Mapping[tuple[str, str], tuple[str, ...]]
+    """Every file that was planned -> the `set/change` ids in its new content."""
     states: Mapping[str, State]
     """Set -> `absent` (something to do), `upstream`, `not-applicable`, or its present state."""
     launch: Launch

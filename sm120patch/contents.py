@@ -1,0 +1,182 @@
+"""Plan the contents of files: upstream's bytes plus the changes of the sets that shall remain.
+
+Pure. This is where two sets that touch one file meet, and where foreign edits are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sm120patch import catalogue as catalogues
+from sm120patch.catalogue import Catalogue, choose
+from sm120patch.model import (
+    ActiveSet,
+    Change,
+    Changed,
+    ChangeDecision,
+    EditResult,
+    FileSnapshot,
+    History,
+    Outcome,
+    OwnedFile,
+    Refused,
+    Snapshot,
+    Variant,
+    sha256_hex,
+)
+
+FileKey = tuple[str, str]
+
+
+@dataclass
+class Draft:
+    """Contents planned so far, who shaped them, and every conflict found."""
+
+    contents: dict[FileKey, bytes] = field(default_factory=dict)
+    shaped_by: dict[FileKey, list[str]] = field(default_factory=dict)
+    decisions: list[ChangeDecision] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+
+
+class ContentPlanner:
+    """Plans file contents for one catalogue, snapshot and ledger history."""
+
+    def __init__(self, catalogue: Catalogue, snapshot: Snapshot, history: History) -> None:
+        self._catalogue = catalogue
+        self._snapshot = snapshot
+        self._history = history
+        self.versions = {name: t.version for name, t in snapshot.targets.items()}
+        self._edits: dict[tuple[str, str], EditResult] = {}
+
+    def edit(self, variant: Variant, data: bytes) -> EditResult:
+        """Run a variant once per content; deciding and planning ask for the same edit."""
+        key = (variant.sha256, sha256_hex(data))
+        if key not in self._edits:
+            self._edits[key] = catalogues.edit(variant, data)
+        return self._edits[key]
+
+    def file(self, target: str, path: str) -> FileSnapshot | None:
+        """Return what was read of that file, None when it was not found."""
+        found = self._snapshot.targets.get(target)
+        return None if found is None else found.files.get(path)
+
+    def version(self, target: str) -> str | None:
+        """Return the installed version, None when the target is not installed."""
+        found = self._snapshot.targets.get(target)
+        return None if found is None else found.version
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """Dependency-first, otherwise alphabetical: one order for every stack of sets."""
+        wanted = sorted(names)
+        known = [n for n in wanted if n in self._catalogue.ids]
+        order = [n for n in self._catalogue.closure(known) if n in known]
+        return order + [n for n in wanted if n not in known]
+
+    def plan(self, desired: Mapping[str, ActiveSet], touched: set[str]) -> Draft:
+        """Plan every file that a set in `touched` changes or changed, with all desired sets."""
+        draft = Draft()
+        keys = self._keys(desired, touched)
+        for key in sorted(keys):
+            self._start(key, draft)
+        for name in self.ordered(desired):
+            record = desired[name]
+            if name not in self._catalogue.ids:
+                draft.conflicts += [
+                    f"{path} is shared with {name}, which this catalogue does not know"
+                    for target, path in self._owned_by(name)
+                    if (target, path) in keys
+                ]
+                continue
+            self._add_set(name, record, keys, name in touched, draft)
+        return draft
+
+    def _keys(self, desired: Mapping[str, ActiveSet], touched: set[str]) -> set[FileKey]:
+        keys = {key for name in touched for key in self._owned_by(name)}
+        for name in touched & set(desired) & set(self._catalogue.ids):
+            for change in self._catalogue.get(name).changes:
+                if change.optional and change.id not in desired[name].selected:
+                    continue
+                choice, _reason = choose(change, self._versions)
+                if isinstance(choice, Variant) and change.target in self._snapshot.targets:
+                    keys.add((change.target, choice.path))
+        return keys
+
+    def _owned_by(self, name: str) -> list[FileKey]:
+        prefix = f"{name}/"
+        return [
+            key
+            for key, owned in self._history.files.items()
+            if any(change.startswith(prefix) for change in owned.changes)
+        ]
+
+    def _start(self, key: FileKey, draft: Draft) -> None:
+        file = self.file(*key)
+        owned = self._history.files.get(key)
+        if file is None:
+            if owned is None:
+                draft.conflicts.append(f"{key[1]}: not part of the installed {key[0]}")
+            return
+        problem = self._obstacle(file, owned, self.version(key[0]))
+        if problem:
+            draft.conflicts.append(f"{file.path}: {problem}")
+            return
+        if file.pristine is not None:
+            draft.contents[key] = file.pristine
+            draft.shaped_by[key] = []
+
+    @staticmethod
+    def _obstacle(file: FileSnapshot, owned: OwnedFile | None, version: str | None) -> str | None:
+        if file.obstacle is not None:
+            return f"refused: {file.obstacle.value}"
+        if file.pristine_sha256 is None:
+            return "upstream's content is unknown (neither RECORD nor git knows the file)"
+        ours = owned is not None and owned.version == version
+        expected = {file.pristine_sha256} | ({owned.current_sha256} if owned and ours else set())
+        if file.sha256 not in expected:
+            return (
+                f"foreign edit: sha256 {file.sha256[:12]}, upstream {file.pristine_sha256[:12]}"
+                + (f", ours {owned.current_sha256[:12]}" if owned is not None and ours else "")
+            )
+        if file.pristine is None:
+            return "upstream's bytes are not in the store and the file no longer holds them"
+        return None
+
+    def _add_set(
+        self, name: str, record: ActiveSet, keys: set[FileKey], touched: bool, draft: Draft
+    ) -> None:
+        patch_set = self._catalogue.get(name)
+        for change in patch_set.changes:
+            if change.optional and change.id not in record.selected:
+                continue
+            choice, _reason = choose(change, self._versions)
+            if not isinstance(choice, Variant) or (change.target, choice.path) not in keys:
+                continue
+            if not touched and record.digest != patch_set.digest:
+                draft.conflicts.append(
+                    f"{choice.path} is shared with {name}, whose payloads changed since it was"
+                    f" applied (revision {record.revision} -> {patch_set.revision});"
+                    f" apply {name} again first"
+                )
+                continue
+            self._add_change(name, change, choice, draft)
+
+    def _add_change(self, name: str, change: Change, choice: Variant, draft: Draft) -> None:
+        key = (change.target, choice.path)
+        if key not in draft.contents:
+            return
+        label = f"{name}/{change.id}"
+        result = self.edit(choice, draft.contents[key])
+        if isinstance(result, Changed):
+            draft.contents[key] = result.data
+            draft.shaped_by[key].append(label)
+            decision = (Outcome.PATCHED, change.summary, result.sites)
+        elif isinstance(result, Refused):
+            draft.conflicts.append(f"{choice.path}: {label}: {result.reason}")
+            decision = (Outcome.REFUSED, result.reason, 0)
+        else:
+            decision = (Outcome.UPSTREAM, result.reason, 0)
+        outcome, reason, sites = decision
+        draft.decisions.append(
+            ChangeDecision(name, change.id, change.target, choice.path, outcome, reason, sites)
+        )

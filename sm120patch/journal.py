@@ -1,0 +1,128 @@
+"""The journal of a transaction under way: two complete contents, and which one is meant to hold.
+
+Reads and writes `PREFIX/.sm120patch/journal.json` only. The file is replaced atomically, so it is
+either absent, the last complete state, or the next complete state.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from sm120patch.disk import remove_file, write_file
+from sm120patch.errors import RecoveryNeededError
+
+Side = Literal["a", "b"]
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class JournalFile:
+    """One file with its content on both sides."""
+
+    target: str
+    root: str
+    path: str
+    a_sha256: str
+    a_mtime_ns: int
+    b_sha256: str
+    b_mtime_ns: int
+
+    def sha256(self, side: Side) -> str:
+        """Digest the file has on that side."""
+        return self.a_sha256 if side == "a" else self.b_sha256
+
+    def mtime_ns(self, side: Side) -> int:
+        """Modification time the file has on that side: build caches compare it."""
+        return self.a_mtime_ns if side == "a" else self.b_mtime_ns
+
+
+@dataclass(frozen=True)
+class CacheScope:
+    """Which build caches follow the swap, and under which content keys they are put away."""
+
+    workspaces: tuple[str, ...]
+    root: str
+    version: str
+    changed: tuple[str, ...]
+    a_key: str
+    b_key: str
+
+    def key(self, side: Side) -> str:
+        """Content key of that side."""
+        return self.a_key if side == "a" else self.b_key
+
+
+@dataclass(frozen=True)
+class Journal:
+    """State of a transaction. `a` is the content without the plan, `b` the content with it."""
+
+    tx: str
+    command: str
+    sets: tuple[str, ...]
+    plan_digest: str
+    python: str
+    """Interpreter of the environment, asked afterwards which file it imports."""
+    restore: Side
+    """Side that holds again when the transaction does not commit."""
+    at: Side
+    """Side that the environment was on when the journal was written."""
+    moving_to: Side | None
+    """Side under way; None between swaps."""
+    files: tuple[JournalFile, ...]
+    pycache_prefix: str | None
+    caches: CacheScope | None
+    pid: int
+    started: str
+
+
+def write_journal(path: Path, journal: Journal) -> None:
+    """Replace the journal durably."""
+    text = json.dumps({"schema": SCHEMA, **asdict(journal)}, indent=1, sort_keys=True)
+    write_file(path, text.encode())
+
+
+def read_journal(path: Path) -> Journal | None:
+    """Return the open journal, None when there is none; RecoveryNeededError when unreadable."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        data = json.loads(raw)
+        if data.pop("schema") != SCHEMA:
+            raise ValueError("unknown schema")
+        files = tuple(JournalFile(**entry) for entry in data.pop("files"))
+        caches = data.pop("caches")
+        if caches is not None:
+            lists = {name: tuple(caches.pop(name)) for name in ("workspaces", "changed")}
+            caches = CacheScope(**caches, **lists)
+        sets = tuple(data.pop("sets"))
+        journal = Journal(**data, sets=sets, files=files, caches=caches)
+        _check(journal)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RecoveryNeededError(
+            f"the journal {path} cannot be read: {error}",
+            hint="it is written atomically, so something else damaged it; "
+            "`sm120patch audit` compares the files with RECORD",
+        ) from error
+    return journal
+
+
+def _check(journal: Journal) -> None:
+    sides: tuple[object, ...] = ("a", "b")
+    if journal.restore not in sides or journal.at not in sides:
+        raise ValueError("unknown side")
+    if journal.moving_to not in (*sides, None):
+        raise ValueError("unknown side")
+    for entry in journal.files:
+        for text in (entry.root, entry.path, entry.a_sha256, entry.b_sha256):
+            if not isinstance(text, str):
+                raise ValueError("a file entry is not text")
+
+
+def remove_journal(path: Path) -> None:
+    """Close the journal durably: from here on nothing is under way."""
+    remove_file(path)

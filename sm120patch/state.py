@@ -1,0 +1,157 @@
+"""Decide the state of every set from the ledger, the disk and the evidence. Pure.
+
+Order of precedence: interrupted > lost > drifted > upstream > not-applicable > what the ledger
+says. A set counts as applied only through evidence for exactly the content on disk, on this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sm120patch.ledger import Evidence
+from sm120patch.model import (
+    EvidenceKind,
+    History,
+    OwnedFile,
+    State,
+    content_digest,
+)
+
+FileKey = tuple[str, str]
+INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class DiskFact:
+    """What was found where the ledger expects one of our files."""
+
+    sha256: str | None
+    version: str | None
+    pristine_sha256: str | None
+
+
+@dataclass(frozen=True)
+class SetStatus:
+    """State of one set, with the reason and the evidence behind it."""
+
+    id: str
+    state: State
+    reason: str = ""
+    role: str = ""
+    revision: int = 0
+    selected: tuple[str, ...] = ()
+    evidence: Evidence | None = None
+
+    @property
+    def label(self) -> str:
+        """State for people: evidence that is not real is always named with it."""
+        if self.state is State.APPLIED and self.evidence is not None:
+            kind = self.evidence.kind
+            return "applied" if kind == EvidenceKind.REAL.value else f"applied ({kind})"
+        return self.state.value
+
+    @property
+    def counts(self) -> bool:
+        """True only for a set that is applied with real evidence: audit and metrics count these."""
+        return (
+            self.state is State.APPLIED
+            and self.evidence is not None
+            and self.evidence.kind == EvidenceKind.REAL.value
+        )
+
+
+def present_content(history: History, versions: Mapping[str, str]) -> str:
+    """Digest of the patched files as the ledger records them."""
+    return content_digest({k: f.current_sha256 for k, f in history.files.items()}, versions)
+
+
+def files_of(history: History, closure: Sequence[str]) -> list[OwnedFile]:
+    """Files that any set of the closure shaped."""
+    prefixes = tuple(f"{name}/" for name in closure)
+    return [f for f in history.files.values() if any(c.startswith(prefixes) for c in f.changes)]
+
+
+def disk_state(owned: OwnedFile, fact: DiskFact) -> tuple[State | None, str]:
+    """Compare one of our files with the disk: (None, "") when it holds what was written."""
+    if fact.version is None:
+        return State.LOST, f"{owned.target} is not installed any more"
+    if fact.version != owned.version:
+        return State.LOST, f"{owned.target} is now {fact.version}, was {owned.version}"
+    if fact.sha256 == owned.current_sha256:
+        return None, ""
+    if fact.sha256 is not None and fact.sha256 == fact.pristine_sha256:
+        return State.LOST, f"{owned.path} holds upstream's content again (reinstalled?)"
+    if fact.sha256 is None:
+        return State.DRIFTED, f"{owned.path} is missing"
+    return State.DRIFTED, f"{owned.path} was edited by something else"
+
+
+def _combined(findings: Sequence[tuple[State | None, str]]) -> tuple[State | None, str]:
+    bad = [(state, reason) for state, reason in findings if state is not None]
+    if not bad:
+        return None, ""
+    reasons = "; ".join(dict.fromkeys(reason for _state, reason in bad))
+    if len(bad) == len(findings) and all(state is State.LOST for state, _ in bad):
+        return State.LOST, reasons
+    # Some files kept, some lost: nobody's content is complete.
+    return State.DRIFTED, reasons
+
+
+class EvidenceBook:
+    """Looks up what verifications say about a content on this host."""
+
+    def __init__(self, evidence: Sequence[Evidence], here: Callable[[Evidence], bool]) -> None:
+        self._by_content: dict[str, list[Evidence]] = {}
+        for entry in evidence:
+            if here(entry):
+                self._by_content.setdefault(entry.content_digest, []).append(entry)
+
+    def decisive(self, set_id: str, content: str) -> Evidence | None:
+        """Newest conclusive evidence for that set in that content; real beats any other kind.
+
+        A set that was on disk in both arms of a passed verification rests on its own evidence
+        for the baseline's content.
+        """
+        seen: set[str] = set()
+        while content not in seen:
+            seen.add(content)
+            entries = [e for e in self._by_content.get(content, []) if e.verdict != INCONCLUSIVE]
+            own = [e for e in entries if set_id in e.sets]
+            if own:
+                real = [e for e in own if e.kind == EvidenceKind.REAL.value]
+                return (real or own)[0]
+            below = [e for e in entries if e.passed and set_id in e.baseline_sets]
+            if not below:
+                return None
+            content = below[0].baseline_digest
+        return None
+
+
+def active_status(
+    set_id: str,
+    history: History,
+    closure: Sequence[str],
+    facts: Mapping[FileKey, DiskFact],
+    book: EvidenceBook,
+    versions: Mapping[str, str],
+    interrupted: bool,
+) -> SetStatus:
+    """State of a set that the ledger says is on disk."""
+    record = history.active[set_id]
+    owned = files_of(history, closure)
+    state, reason = _combined([disk_state(f, facts[f.target, f.path]) for f in owned])
+    evidence = None
+    if interrupted:
+        state, reason = State.INTERRUPTED, "a change is under way or was interrupted"
+    elif state is None:
+        evidence = book.decisive(set_id, present_content(history, versions))
+        if evidence is not None and evidence.passed:
+            state, reason = State.APPLIED, f"verified: {evidence.verdict}"
+        elif evidence is not None:
+            state, reason = State.STAGED, f"not verified: last verdict {evidence.verdict}"
+        else:
+            state, reason = State.STAGED, "not verified: does not count as applied"
+    return SetStatus(
+        set_id, state, reason, record.role.value, record.revision, record.selected, evidence
+    )

@@ -1,0 +1,385 @@
+"""Exchange the files of a plan as one unit, durably, and settle what a dead process left.
+
+The only module that changes files below a target; it writes nothing but the plan's files, their
+bytecode and build caches, and the journal. A transaction knows two complete contents, side `a`
+and side `b`, and may swap between them any number of times (a verification does) before it
+commits. Until the ledger holds the transaction's id, `recover` brings back the side named
+`restore`; from then on it finishes the committed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from sm120patch import disk
+from sm120patch.caches import bytecode
+from sm120patch.errors import (
+    ConflictError,
+    RecoveryNeededError,
+    RolledBackError,
+    Sm120PatchError,
+)
+from sm120patch.journal import (
+    CacheScope,
+    Journal,
+    JournalFile,
+    Side,
+    read_journal,
+    remove_journal,
+    write_journal,
+)
+from sm120patch.ledger import Event, now, open_ledger, read_ledger
+from sm120patch.model import FileStep, sha256_hex
+from sm120patch.signals import held_back
+from sm120patch.store import StateDirectory, Store
+
+Checkpoint = Callable[[str], None]
+"""Called after every step that changes the disk; tests kill the process there."""
+
+
+def _no_checkpoint(_label: str) -> None:
+    return None
+
+
+def target_path(root: str, path: str) -> Path:
+    """Join a relative target path below `root`, refusing to leave it or to follow a link.
+
+    Raises ConflictError naming the component; the file itself may be missing.
+    """
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts or not relative.parts:
+        raise ConflictError(f"the path {path!r} does not stay below {root}")
+    current = Path(root)
+    for part in relative.parts:
+        current = current / part
+        if current.is_symlink():
+            raise ConflictError(
+                f"{current} is a symbolic link; its file may belong to several environments",
+                hint="install the package as real files, or patch the environment it points to",
+                details={"path": str(current)},
+            )
+    return current
+
+
+def read_digest(path: Path) -> str | None:
+    """Digest of a file's bytes, None when it does not exist."""
+    try:
+        return sha256_hex(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a transaction needs besides the plan."""
+
+    command: str
+    sets: tuple[str, ...]
+    plan_digest: str
+    python: str
+    restore: Side
+    start: Side
+    """Side that is on disk now."""
+    pycache_prefix: str | None = None
+    caches: CacheScope | None = None
+
+
+class Transaction:
+    """A journalled exchange between side `a` and side `b`. Use `begin` or `recover`."""
+
+    def __init__(
+        self, state: StateDirectory, journal: Journal, checkpoint: Checkpoint = _no_checkpoint
+    ) -> None:
+        self._state = state
+        self._store = Store(state)
+        self.journal = journal
+        self._checkpoint = checkpoint
+
+    def swap(self, side: Side) -> float:
+        """Bring every file, its bytecode and the build caches to `side`; return the time then.
+
+        The time (seconds since the epoch) is taken after the last write: a server started before
+        it proves nothing. Raises ConflictError before any write when a file is neither side.
+        """
+        with held_back():
+            self._write(moving_to=side)
+            pending = self._pending(side)
+            staged = [(entry, self._stage(entry, side)) for entry in pending]
+            for entry, (temporary, path) in staged:
+                temporary.replace(path)
+                self._checkpoint(f"replace {entry.path}")
+            self._after_replace(pending, side)
+            self._read_back(side)
+            self._write(at=side, moving_to=None)
+        return time.time()
+
+    def _write(self, **changes: object) -> None:
+        self.journal = replace(self.journal, **changes)  # type: ignore[arg-type]
+        write_journal(self._state.journal, self.journal)
+        self._checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
+
+    def _pending(self, side: Side) -> list[JournalFile]:
+        pending = []
+        for entry in self.journal.files:
+            path = target_path(entry.root, entry.path)
+            found = read_digest(path)
+            if found not in (entry.a_sha256, entry.b_sha256):
+                raise ConflictError(
+                    f"{path} was changed by something else while {self.journal.command!r} was"
+                    f" under way: sha256 {_short(found)}, expected {_short(entry.a_sha256)}"
+                    f" or {_short(entry.b_sha256)}",
+                    code="foreign-edit",
+                    hint="nothing was overwritten; see `sm120patch recover --help`",
+                    details={"path": str(path), "found": found},
+                )
+            if found != entry.sha256(side) or path.stat().st_mtime_ns != entry.mtime_ns(side):
+                pending.append(entry)
+        return pending
+
+    def _stage(self, entry: JournalFile, side: Side) -> tuple[Path, Path]:
+        data = self._store.get(entry.sha256(side))
+        if data is None:
+            raise RecoveryNeededError(
+                f"the store has no intact copy of {entry.path} (sha256 {entry.sha256(side)})",
+                hint=f"reinstall {entry.target}, then run `sm120patch recover --keep-foreign`",
+            )
+        path = target_path(entry.root, entry.path)
+        temporary = disk.stage(path, data, self.journal.tx, like=path.stat())
+        disk.set_mtime(temporary, entry.mtime_ns(side))
+        self._checkpoint(f"stage {entry.path}")
+        return temporary, path
+
+    def _after_replace(self, entries: list[JournalFile], side: Side) -> None:
+        for directory in sorted({target_path(e.root, e.path).parent for e in entries}):
+            disk.sync_directory(directory)
+        tree = self.journal.pycache_prefix
+        for entry in self.journal.files:
+            bytecode.purge(Path(entry.root), entry.path, Path(tree) if tree else None)
+        self._checkpoint("purge bytecode")
+        self._swap_caches(side)
+
+    def _swap_caches(self, side: Side) -> None:
+        scope = self.journal.caches
+        if scope is None:
+            return
+        from sm120patch.caches import switch
+
+        # No server runs during a swap, so an unmarked build belongs to the side we come from.
+        switch.switch(scope, scope.key(self.journal.at), scope.key(side), self._checkpoint)
+
+    def _read_back(self, side: Side) -> None:
+        for entry in self.journal.files:
+            path = target_path(entry.root, entry.path)
+            if read_digest(path) != entry.sha256(side):
+                raise OSError(f"{path} does not hold what was written to it")
+
+    def commit(self, side: Side, record: Callable[[str, Side], None]) -> None:
+        """End on `side`: swap there if needed, let `record(tx, side)` write the ledger, close.
+
+        `record` must write the event with `tx` and `data["end"] = side`; once it returns, the
+        transaction is a fact and only tidying up is left.
+        """
+        with held_back():
+            if self.journal.at != side or self.journal.moving_to is not None:
+                self.swap(side)
+            record(self.journal.tx, side)
+            self._checkpoint("ledger commit")
+            self._close()
+
+    def abort(self) -> None:
+        """Bring the decided side back and close; RecoveryNeededError when even that fails."""
+        try:
+            with held_back():
+                self._remove_temporaries()
+                side = decided_side(self._state, self.journal)
+                # With a full disk not even the journal can be written; when no file has moved,
+                # nothing has to be.
+                if self.journal.at != side or self._pending(side):
+                    self.swap(side)
+                self._close()
+        except (OSError, Sm120PatchError) as error:
+            raise RecoveryNeededError(
+                f"{self.journal.command!r} failed and could not be rolled back: {error}",
+                hint="mend the cause, then run `sm120patch recover`",
+                details={"journal": str(self._state.journal)},
+            ) from error
+
+    def _remove_temporaries(self) -> None:
+        for entry in self.journal.files:
+            with contextlib.suppress(ConflictError, OSError):
+                disk.temp_path(target_path(entry.root, entry.path), self.journal.tx).unlink()
+
+    def _close(self) -> None:
+        self._remove_temporaries()
+        remove_journal(self._state.journal)
+        self._checkpoint("journal removed")
+
+    def drop_foreign(self) -> list[str]:
+        """Leave out files that are on neither side; return their paths."""
+        foreign = [
+            e
+            for e in self.journal.files
+            if read_digest(target_path(e.root, e.path)) not in (e.a_sha256, e.b_sha256)
+        ]
+        kept = tuple(e for e in self.journal.files if e not in foreign)
+        self._write(files=kept)
+        return [e.path for e in foreign]
+
+
+def decided_side(state: StateDirectory, journal: Journal) -> Side:
+    """Side that must hold: the one the ledger committed, else the one to restore."""
+    with read_ledger(state.ledger) as ledger:
+        committed = ledger.committed(journal.tx) if ledger is not None else None
+    if committed is None:
+        return journal.restore
+    return "a" if committed.data.get("end") == "a" else "b"
+
+
+def _short(digest: str | None) -> str:
+    return "no file" if digest is None else digest[:12]
+
+
+def require_settled(state: StateDirectory) -> None:
+    """Raise RecoveryNeededError while a journal is open; nothing else may start then."""
+    journal = read_journal(state.journal)
+    if journal is not None:
+        raise RecoveryNeededError(
+            f"{journal.command!r} (pid {journal.pid}, started {journal.started}) was interrupted",
+            code="interrupted",
+            hint="run `sm120patch recover`: it finishes or undoes it",
+            details={"command": journal.command, "started": journal.started},
+        )
+
+
+@contextlib.contextmanager
+def begin(
+    state: StateDirectory,
+    steps: tuple[FileStep, ...],
+    settings: Settings,
+    checkpoint: Checkpoint = _no_checkpoint,
+) -> Iterator[Transaction]:
+    """Open a transaction over `steps`; the caller holds the lock.
+
+    Refuses a stale plan: every file must still hold the plan's `before` bytes. Leaving the block
+    by an exception restores; leaving it without `commit` is a bug and restores as well.
+    """
+    require_settled(state)
+    _require_unchanged(steps)
+    store = Store(state)
+    for step in steps:
+        store.put(step.before)
+        store.put(step.after)
+        store.put(step.pristine)
+    transaction = Transaction(state, _journal(steps, settings), checkpoint)
+    write_journal(state.journal, transaction.journal)
+    checkpoint("journal opened")
+    try:
+        yield transaction
+        if state.journal.exists():
+            raise RuntimeError("a transaction ended without commit")
+    except BaseException as error:
+        if state.journal.exists():
+            transaction.abort()
+            if isinstance(error, OSError):
+                raise RolledBackError(
+                    f"{settings.command!r} failed and was rolled back: {error}",
+                    hint="every file holds its content from before; mend the cause and repeat",
+                    details={"errno": error.errno},
+                ) from error
+        raise
+
+
+def _require_unchanged(steps: tuple[FileStep, ...]) -> None:
+    stale = [s.path for s in steps if read_digest(target_path(s.root, s.path)) != s.before_sha256]
+    if stale:
+        raise ConflictError(
+            f"the plan is stale: changed since it was made: {', '.join(stale)}",
+            code="stale-plan",
+            hint="run the command again to plan from the present content",
+            details={"paths": stale},
+        )
+
+
+def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
+    return Journal(
+        tx=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}",
+        command=settings.command,
+        sets=settings.sets,
+        plan_digest=settings.plan_digest,
+        python=settings.python,
+        restore=settings.restore,
+        at=settings.start,
+        moving_to=None,
+        files=tuple(_journal_file(step, settings.start) for step in steps),
+        pycache_prefix=settings.pycache_prefix,
+        caches=settings.caches,
+        pid=os.getpid(),
+        started=now(),
+    )
+
+
+def _journal_file(step: FileStep, start: Side) -> JournalFile:
+    present = target_path(step.root, step.path).stat().st_mtime_ns
+    if step.to_pristine:
+        other = step.pristine_mtime_ns
+    else:
+        # A whole second apart, or same-size sources would keep their old bytecode.
+        other = max(time.time_ns(), (present // 10**9 + 1) * 10**9)
+    before = (step.before_sha256, present)
+    after = (step.after_sha256, other)
+    a, b = (before, after) if start == "a" else (after, before)
+    return JournalFile(step.target, step.root, step.path, a[0], a[1], b[0], b[1])
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What `recover` did."""
+
+    command: str
+    outcome: str
+    """`finished` (it had been committed) or `undone`."""
+    kept_foreign: tuple[str, ...]
+
+
+def recover(
+    state: StateDirectory, *, keep_foreign: bool = False, checkpoint: Checkpoint = _no_checkpoint
+) -> Recovery | None:
+    """Settle an open journal; None when there is none. The caller holds the lock.
+
+    Raises RecoveryNeededError, having overwritten nothing, when a file is on neither side and
+    `keep_foreign` is False.
+    """
+    journal = read_journal(state.journal)
+    if journal is None:
+        return None
+    transaction = Transaction(state, journal, checkpoint)
+    with open_ledger(state.ledger) as ledger:
+        committed = ledger.committed(journal.tx)
+        side = decided_side(state, journal)
+        foreign = transaction.drop_foreign() if keep_foreign else []
+        try:
+            transaction.swap(side)
+        except (OSError, ConflictError) as error:
+            raise RecoveryNeededError(
+                f"recovery of {journal.command!r} stopped: {error}",
+                code=getattr(error, "code", "recovery-needed"),
+                hint="nothing foreign was overwritten; put the named file right, or leave it as"
+                " it is with `sm120patch recover --keep-foreign`",
+            ) from error
+        outcome = "undone" if committed is None else "finished"
+        details: Mapping[str, object] = {
+            "command": journal.command,
+            "tx": journal.tx,
+            "outcome": outcome,
+            "kept_foreign": foreign,
+        }
+        ledger.commit(Event("recovered", (), details), None)
+        checkpoint("recovery recorded")
+        transaction._close()
+    return Recovery(journal.command, outcome, tuple(foreign))
