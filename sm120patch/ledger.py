@@ -11,13 +11,13 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from sm120patch import __version__
 from sm120patch.errors import BusyError, ConflictError, HostError
+from sm120patch.evidence import Event, Evidence
 from sm120patch.model import ActiveSet, History, OwnedFile, Role
 
 SCHEMA_VERSION = 1
@@ -45,42 +45,6 @@ CREATE TABLE evidence (
   sets TEXT NOT NULL, baseline_sets TEXT NOT NULL, data TEXT NOT NULL);
 CREATE INDEX evidence_content ON evidence (content_digest);
 """
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of the history; `data` is JSON-ready."""
-
-    kind: str
-    sets: tuple[str, ...]
-    data: Mapping[str, object] = field(default_factory=dict)
-    tx: str | None = None
-    at: str = ""
-    id: int = 0
-    tool: str = ""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Result of one verification and what exactly it is valid for."""
-
-    content_digest: str
-    """Digest of all patched files of the environment in the patched arm."""
-    baseline_digest: str
-    """Digest of all patched files in the baseline arm."""
-    host: str
-    """Fingerprint of the host; of the declared one when the evidence is simulated."""
-    profile: str
-    kind: str
-    verdict: str
-    passed: bool
-    sets: tuple[str, ...]
-    """Closure of the request that was verified."""
-    baseline_sets: tuple[str, ...]
-    """Sets that were on disk in both arms."""
-    data: Mapping[str, object]
-    at: str = ""
-    id: int = 0
 
 
 def now() -> str:

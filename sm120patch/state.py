@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sm120patch.ledger import Evidence
+from sm120patch.evidence import Evidence
 from sm120patch.model import (
     EvidenceKind,
     History,

@@ -25,6 +25,7 @@ from sm120patch.errors import (
     RolledBackError,
     Sm120PatchError,
 )
+from sm120patch.evidence import Event
 from sm120patch.journal import (
     CacheScope,
     Journal,
@@ -34,7 +35,7 @@ from sm120patch.journal import (
     remove_journal,
     write_journal,
 )
-from sm120patch.ledger import Event, now, open_ledger, read_ledger
+from sm120patch.ledger import now, open_ledger, read_ledger
 from sm120patch.model import FileStep, sha256_hex
 from sm120patch.signals import held_back
 from sm120patch.store import StateDirectory, Store

@@ -1,0 +1,105 @@
+"""The ledger keeps every event, writes state with its event, and refuses what it cannot read."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from sm120patch.errors import ConflictError, HostError
+from sm120patch.evidence import Event, Evidence
+from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.model import ActiveSet, History, OwnedFile, Role
+
+FILE = OwnedFile("sglang", "sglang/a.py", "/site", "0.5.9", "p", 0o644, 5, "c", ("one/change",))
+HISTORY = History(
+    {"one": ActiveSet("one", 2, Role.REQUESTED, ("opt",), "digest")},
+    {("sglang", "sglang/a.py"): FILE},
+)
+
+
+def test_state_survives_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path) as ledger:
+        ledger.commit(Event("staged", ("one",), {"end": "b"}, tx="t1"), HISTORY)
+    with read_ledger(path) as ledger:
+        assert ledger is not None
+        assert ledger.history() == HISTORY
+        event = ledger.committed("t1")
+        assert event is not None and event.kind == "staged" and event.data == {"end": "b"}
+        assert ledger.committed("t2") is None
+
+
+def test_a_missing_ledger_reads_as_none_and_is_not_created(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with read_ledger(path) as ledger:
+        assert ledger is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_can_be_neither_changed_nor_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path) as ledger:
+        ledger.commit(Event("staged", ("one",)), None)
+    raw = sqlite3.connect(path)
+    for statement in ("UPDATE events SET kind = 'x'", "DELETE FROM events"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            raw.execute(statement)
+    raw.close()
+
+
+def test_a_transaction_id_takes_effect_once_and_leaves_no_half_state(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path) as ledger:
+        ledger.commit(Event("staged", ("one",), tx="t1"), HISTORY)
+    with pytest.raises(HostError), open_ledger(path) as ledger:
+        ledger.commit(Event("reverted", ("one",), tx="t1"), History())
+    with open_ledger(path) as ledger:
+        assert ledger.history() == HISTORY
+        assert [e.kind for e in ledger.events()] == ["staged"]
+
+
+def test_events_are_newest_first_and_filtered_by_set(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number in range(4):
+            ledger.commit(Event(f"e{number}", ("even",) if number % 2 == 0 else ("odd",)), None)
+        assert [e.kind for e in ledger.events(limit=2)] == ["e3", "e2"]
+        assert [e.kind for e in ledger.events(set_id="even")] == ["e2", "e0"]
+
+
+def test_evidence_is_found_by_content(tmp_path: Path) -> None:
+    entry = Evidence(
+        "content", "base", "host", "p", "real", "improved", True, ("one",), (), {"n": 1}
+    )
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        ledger.commit(Event("verified", ("one",)), None, entry)
+        (found,) = ledger.evidence("content")
+        assert (found.verdict, found.passed, found.sets, found.data) == (
+            "improved", True, ("one",), {"n": 1},
+        )  # fmt: skip
+        assert ledger.evidence("other") == []
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 4000]
+)
+def test_a_damaged_ledger_is_an_error_with_a_hint(tmp_path: Path, garbage: bytes) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    path.write_bytes(garbage)
+    with pytest.raises((HostError, ConflictError)) as caught, read_ledger(path) as ledger:
+        assert ledger is not None
+        ledger.history()
+    assert caught.value.hint
+    assert path.read_bytes() == garbage
+
+
+def test_a_ledger_from_a_newer_release_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path):
+        pass
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA user_version = 99")
+    raw.close()
+    with pytest.raises(ConflictError, match="format 99"), read_ledger(path):
+        pass
