@@ -1,0 +1,171 @@
+"""The two arms: full command lines and variables of baseline and patched server. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from sm120patch.errors import UsageError
+from sm120patch.model import Launch
+from sm120patch.verify.profile import Profile
+
+_SECRET_WORDS = frozenset(
+    ("token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "key",
+     "apikey", "auth")
+)  # fmt: skip
+_SECRET_VALUE = re.compile(r"://[^/@:\s]*:[^/@\s]+@|^(?:sk-|hf_)[A-Za-z0-9_-]{16,}$")
+REDACTED = "<redacted>"
+
+
+class Arm(str, Enum):
+    """Side of the comparison: A is what was there before, B is the plan."""
+
+    BASELINE = "baseline"
+    PATCHED = "patched"
+
+
+@dataclass(frozen=True)
+class ArmCommand:
+    """What one arm runs: arguments, variables set and variables removed."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    unset: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """One line for people and evidence, secrets left out."""
+        removed = [f"-u {name}" for name in self.unset]
+        pairs = [f"{k}={REDACTED if is_secret(k, v) else v}" for k, v in self.env.items()]
+        prefix = ["env", *removed, *pairs] if removed or pairs else []
+        return " ".join([*prefix, shlex.join(redact(self.argv))])
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Both arms; they differ by the options and variables of the patch sets only."""
+
+    baseline: ArmCommand
+    patched: ArmCommand
+
+    def of(self, arm: Arm) -> ArmCommand:
+        """Command of one arm."""
+        return self.baseline if arm is Arm.BASELINE else self.patched
+
+
+def arms(profile: Profile, launch: Launch) -> Arms:
+    """Command lines and variables of both arms; `{api_key}` stays unresolved in them.
+
+    The sets' own options are stripped from the copied command line in both arms, so that the
+    baseline does not hold them by accident and the patched arm not twice. Raises UsageError
+    when an external server cannot be given what the sets need.
+    """
+    server = profile.server
+    if server.external:
+        _check_external(profile, launch)
+    command = strip_options(server.command, launch.strip)
+    unset = tuple(dict.fromkeys([*launch.strip_env, *launch.env]))
+    env = {name: _fill(value, profile) for name, value in server.env.items() if name not in unset}
+    for name, value in (("HOME", server.home), ("FLASHINFER_WORKSPACE_BASE", server.workspace)):
+        if value is not None:
+            env.setdefault(name, value)
+    append = not server.external
+
+    def build(args: Sequence[str], variables: Mapping[str, str]) -> ArmCommand:
+        words = _expand(command, args, variables, append=append)
+        filled = tuple(_fill(word, profile) for word in words)
+        removed = tuple(name for name in unset if name not in variables)
+        return ArmCommand(filled, {**env, **({} if server.external else variables)}, removed)
+
+    return Arms(baseline=build((), {}), patched=build(launch.args, launch.env))
+
+
+def strip_options(command: Iterable[str], strip: Mapping[str, int]) -> tuple[str, ...]:
+    """Remove options and their values, also when written `--option=value`."""
+    kept: list[str] = []
+    skip = 0
+    for word in command:
+        if skip:
+            skip -= 1
+            # A missing value must not swallow the next option or placeholder.
+            if not word.startswith("--") and not re.fullmatch(r"\{set_(args|env)\}", word):
+                continue
+            skip = 0
+        if word in strip:
+            skip = strip[word]
+        elif word.partition("=")[0] not in strip:
+            kept.append(word)
+    return tuple(kept)
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """True for an option or variable that carries a secret (`--api-key`, `HF_TOKEN`)."""
+    words = [word for word in re.split(r"[-_.]", name.lower()) if word]
+    named = bool(words) and (words[-1] in _SECRET_WORDS or "secret" in words)
+    return named or bool(_SECRET_VALUE.search(value))
+
+
+def redact(command: Iterable[str]) -> list[str]:
+    """Replace the values of secret options by a mark."""
+    shown: list[str] = []
+    hide = False
+    for word in command:
+        name, equals, value = word.partition("=")
+        if hide and not word.startswith("--"):
+            shown.append(word if word == "{api_key}" else REDACTED)
+            hide = False
+            continue
+        hide = word.startswith("-") and not equals and is_secret(name)
+        secret = bool(equals) and is_secret(name, value) and value != "{api_key}"
+        if secret:
+            shown.append(f"{name}={REDACTED}")
+        else:
+            shown.append(REDACTED if _SECRET_VALUE.search(word) else word)
+    return shown
+
+
+def _expand(
+    command: Sequence[str], args: Sequence[str], env: Mapping[str, str], *, append: bool
+) -> list[str]:
+    words: list[str] = []
+    for word in command:
+        if word == "{set_args}":
+            words.extend(args)
+        elif word == "{set_env}":
+            words.extend(f"{name}={value}" for name, value in env.items())
+        else:
+            words.append(word)
+    if append and "{set_args}" not in command:
+        words.extend(args)
+    return words
+
+
+def _fill(text: str, profile: Profile) -> str:
+    values = {
+        "{python}": profile.python,
+        "{prefix}": profile.prefix,
+        "{port}": str(profile.server.port),
+        "{tool_python}": sys.executable,
+    }
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _check_external(profile: Profile, launch: Launch) -> None:
+    command = profile.server.command
+    wanted = (("{set_args}", bool(launch.args)), ("{set_env}", bool(launch.env)))
+    missing = [name for name, needed in wanted if needed and name not in command]
+    if missing:
+        raise UsageError(
+            f"the restart command of {profile.origin} cannot pass on what the patch sets need: "
+            f"{' and '.join(missing)} missing from server.restart_command",
+            hint="add the element where the server's options belong, for example "
+            '["/usr/local/bin/restart-sglang", "{set_args}"]',
+            code="profile",
+            details={"args": list(launch.args), "env": dict(launch.env)},
+        )

@@ -1,0 +1,178 @@
+"""Reading of one streamed reply: SSE events in, token counts and times out. Pure.
+
+Everything here treats the reply as hostile: an event that is not what the protocol promises
+raises `BadReply`, which the caller turns into a failed sample.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+
+MAX_LINE = 1 << 20
+MAX_TEXT = 1 << 20
+
+
+class BadReply(Exception):  # noqa: N818 - a reply, not a program error
+    """The reply breaks the protocol; the message says how, in a few words."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one SSE event says."""
+
+    tokens: int | None
+    """Completion tokens so far, where the event says so."""
+    text: str
+    """Text so far (`/generate`) or new text (OpenAI)."""
+    stamps: tuple[float, ...]
+    """Virtual times of the new tokens (simulated server only)."""
+    start: float | None
+    """Virtual time at which the request was taken up (simulated server only)."""
+
+
+@dataclass
+class Stream:
+    """Accumulates the events of one request into the numbers of a sample."""
+
+    cumulative: bool
+    """True for `/generate`, whose events repeat the text and the token count so far."""
+    wanted: int
+    """Output tokens asked for: more than that is a lie and would be unbounded memory."""
+    complete: bool = True
+    """True when fewer tokens than `wanted` are a failure (end of text is ignored)."""
+    virtual: bool = False
+    start: float = 0.0
+    """Wall clock when sending; replaced by the server's virtual start."""
+    tokens: int = 0
+    text: str = ""
+    first: float | None = None
+    last: float = 0.0
+    """Time of the last event."""
+    itls: list[float] = field(default_factory=list)
+    _mark: float = 0.0  # time of the last event that brought tokens
+    _reported: int | None = None
+
+    def feed(self, payload: bytes, now: float) -> None:
+        """Take in the data of one event that arrived at `now`."""
+        if not self.virtual:
+            self.last = now
+        if payload == b"[DONE]":
+            return
+        event = read_event(payload, virtual=self.virtual)
+        self.text = event.text if self.cumulative else self.text + event.text
+        if len(self.text) > MAX_TEXT:
+            raise BadReply("more than 1 MiB of text")
+        if event.tokens is not None:
+            self._report(event.tokens)
+        if self.virtual:
+            self._take_stamps(event)
+        else:
+            self._take_wall(event, now)
+        if self.tokens > self.wanted:
+            raise BadReply(f"more than the {self.wanted} tokens that were asked for")
+
+    def close(self) -> None:
+        """Check the whole reply and settle the token count."""
+        if self._reported is not None:
+            self.tokens = self._reported
+        elif self.cumulative:
+            raise BadReply("no meta_info.completion_tokens")
+        if self.tokens <= 0 or self.first is None:
+            raise BadReply("no tokens came back")
+        if self.cumulative and self.complete and self.tokens < self.wanted:
+            raise BadReply(f"{self.tokens} of {self.wanted} tokens came back")
+
+    def _report(self, tokens: int) -> None:
+        if tokens > self.wanted:
+            raise BadReply(f"{tokens} tokens came back, {self.wanted} were asked for")
+        if tokens < (self._reported or 0):
+            raise BadReply("the token count went down")
+        self._reported = tokens
+
+    def _take_wall(self, event: Event, now: float) -> None:
+        # bench_serving counts an OpenAI chunk as one token: only the last one carries usage.
+        counted = (self._reported or 0) - self.tokens if self.cumulative else int(bool(event.text))
+        if counted <= 0:
+            return
+        if self.first is None:
+            self.first = now
+        else:
+            self.itls.extend([(now - self._mark) / counted] * counted)
+        self.tokens += counted
+        self._mark = now
+
+    def _take_stamps(self, event: Event) -> None:
+        if event.start is not None:
+            self.start = self.last = event.start
+        for stamp in event.stamps:
+            if stamp < self.last:
+                raise BadReply("virtual stamps go backwards")
+            if self.first is None:
+                self.first = stamp
+            else:
+                self.itls.append(stamp - self.last)
+            self.last = stamp
+        self.tokens += len(event.stamps)
+        if self.cumulative and self.tokens != self._reported:
+            raise BadReply(f"{self.tokens} virtual stamps for {self._reported} tokens")
+
+
+def read_event(payload: bytes, *, virtual: bool) -> Event:
+    """Parse one event of `/generate` or of `/v1/completions`."""
+    try:
+        data = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise BadReply(f"not JSON: {payload[:80]!r}") from None
+    if not isinstance(data, dict):
+        raise BadReply(f"not a JSON object: {payload[:80]!r}")
+    if error := data.get("error"):
+        raise BadReply(f"the server reports {str(error)[:200]}")
+    meta = data.get("meta_info")
+    meta = meta if isinstance(meta, dict) else {}
+    stamps, start = _virtual(meta.get("virtual_time")) if virtual else ((), None)
+    if "choices" in data:
+        usage = data.get("usage")
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return Event(_count(count), _choice(data["choices"]), stamps, start)
+    text = data.get("text")
+    return Event(_count(meta.get("completion_tokens")), text if isinstance(text, str) else "",
+                 stamps, start)  # fmt: skip
+
+
+def _choice(choices: object) -> str:
+    if not isinstance(choices, list):
+        raise BadReply("choices is not a list")
+    if not choices:
+        return ""  # the last event of stream_options.include_usage
+    first = choices[0]
+    text = first.get("text") if isinstance(first, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def _count(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise BadReply(f"completion_tokens is {str(value)[:40]}")
+
+
+def _virtual(value: object) -> tuple[tuple[float, ...], float | None]:
+    if value is None:
+        return (), None
+    stamps = value.get("stamps") if isinstance(value, dict) else None
+    start = value.get("start") if isinstance(value, dict) else None
+    if not isinstance(stamps, list) or len(stamps) > 1 << 20:
+        raise BadReply("virtual_time without stamps")
+    numbers = tuple(_moment(stamp) for stamp in stamps)
+    return numbers, None if start is None else _moment(start)
+
+
+def _moment(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value) if abs(value) < 1e12 else math.inf
+        if math.isfinite(number) and number >= 0:
+            return number
+    raise BadReply(f"virtual stamp is {str(value)[:40]}")

@@ -1,0 +1,270 @@
+"""Native load generator: `/generate` of SGLang and OpenAI-compatible `/v1/completions`.
+
+Talks HTTP to the server under test and touches nothing else. No reply, however broken, raises
+out of here: it becomes a failed sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm120patch.verify.events import MAX_LINE, BadReply, Stream
+from sm120patch.verify.metrics import Sample, calculate
+from sm120patch.verify.profile import Workload
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONCURRENCY_HEADER = "X-Sm120patch-Concurrency"
+"""Tells a simulated server how many slots share its speed; real servers ignore it."""
+
+_TOKEN_IDS = range(1000, 8000)  # inside every vocabulary seen, the 8192 of test models included
+_WORDS = ("river", "stone", "copper", "window", "garden", "signal", "winter", "paper", "engine",
+          "bridge", "silver", "market", "valley", "candle", "mirror", "thunder")  # fmt: skip
+_MAX_BYTES = 256 << 20  # per reply
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where and how requests are sent."""
+
+    base_url: str
+    endpoint: str = "generate"
+    model: str | None = None
+    api_key: str | None = None
+    virtual: bool = False
+    """Take times from the server's virtual stamps instead of the wall clock."""
+    request_timeout: float = 1800.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt; `rid` names it to the server, unique while the server lives."""
+
+    prompt: Sequence[int] | str
+    output_len: int
+    rid: str
+    ignore_eos: bool = True
+    keep_text: bool = False
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Samples of one pass over a workload, and its duration in seconds."""
+
+    samples: tuple[Sample, ...]
+    duration: float
+    metrics: Mapping[str, float]
+    cut: bool = False
+    """True when the deadline came before the last reply."""
+
+    @property
+    def failures(self) -> list[str]:
+        """Distinct error texts, most frequent first."""
+        errors = [sample.error for sample in self.samples if not sample.ok]
+        return sorted(set(errors), key=errors.count, reverse=True)
+
+
+def measure(
+    target: Target,
+    workload: Workload,
+    *,
+    seed: int,
+    tag: str,
+    repeat: int,
+    prompts: int | None = None,
+    deadline: float | None = None,
+) -> Repeat:
+    """Flush the server's prefix cache and run one repeat of a workload.
+
+    The prompts depend on seed, workload and repeat only: both arms get the same. `deadline`
+    is a time of `time.monotonic`; requests still open then are failed samples.
+    """
+    count = workload.prompts if prompts is None else prompts
+    requests = _requests(target, workload, seed, tag, repeat, count)
+    samples, duration, cut = asyncio.run(
+        _run(target, requests, workload.concurrency, flush=True, deadline=deadline)
+    )
+    return Repeat(samples, duration, calculate(samples, duration, workload.input_len), cut)
+
+
+def ask(
+    target: Target,
+    requests: Sequence[Request],
+    *,
+    concurrency: int = 1,
+    deadline: float | None = None,
+) -> tuple[Sample, ...]:
+    """Send single requests (correctness probes); one sample each, in order."""
+    return asyncio.run(_run(target, iter(requests), concurrency, flush=False, deadline=deadline))[0]
+
+
+def _requests(
+    target: Target, workload: Workload, seed: int, tag: str, repeat: int, count: int
+) -> Iterator[Request]:
+    for index in range(count):
+        rng = random.Random(f"{seed}/{workload.name}/{repeat}/{index}")
+        prompt: Sequence[int] | str = rng.choices(_TOKEN_IDS, k=workload.input_len)
+        if target.endpoint == "openai":
+            # A word is at least one token, so the prompt is at least as long as declared.
+            prompt = " ".join(rng.choices(_WORDS, k=workload.input_len))
+        yield Request(prompt, workload.output_len, f"{tag}-r{repeat}-i{index}")
+
+
+async def _run(
+    target: Target,
+    requests: Iterator[Request],
+    concurrency: int,
+    *,
+    flush: bool,
+    deadline: float | None,
+) -> tuple[tuple[Sample, ...], float, bool]:
+    results: dict[int, Sample] = {}
+    numbered = enumerate(requests)
+    async with _session(target, concurrency) as session:
+        if flush:
+            await _flush(session, target)
+
+        async def worker() -> None:
+            for index, request in numbered:
+                results[index] = Sample(ok=False, error="stopped: the time is up")
+                results[index] = await _send(session, target, request)
+
+        begin = time.perf_counter()
+        workers = [asyncio.ensure_future(worker()) for _ in range(concurrency)]
+        limit = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            _, late = await asyncio.wait(workers, timeout=limit)
+        finally:
+            for task in workers:
+                task.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        duration = time.perf_counter() - begin
+    samples = tuple(results[index] for index in sorted(results))
+    return samples, _virtual_duration(samples) if target.virtual else duration, bool(late)
+
+
+def _virtual_duration(samples: Sequence[Sample]) -> float:
+    good = [sample for sample in samples if sample.ok]
+    if not good:
+        return 0.0
+    return max(s.start + s.latency for s in good) - min(s.start for s in good)
+
+
+def _session(target: Target, concurrency: int) -> aiohttp.ClientSession:
+    import aiohttp
+
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=concurrency),
+        timeout=aiohttp.ClientTimeout(total=target.request_timeout, sock_connect=30),
+        headers={CONCURRENCY_HEADER: str(concurrency), **headers},
+        auto_decompress=False,
+        read_bufsize=MAX_LINE,
+    )
+
+
+async def _flush(session: aiohttp.ClientSession, target: Target) -> None:
+    """Empty the prefix cache; a server that does not know the request is left alone."""
+    import aiohttp
+
+    try:
+        async with session.post(
+            f"{target.base_url}/flush_cache", timeout=aiohttp.ClientTimeout(total=30)
+        ) as reply:
+            await reply.content.read(1024)
+    except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
+        pass  # a dead server shows in the samples
+
+
+async def _send(session: aiohttp.ClientSession, target: Target, request: Request) -> Sample:
+    """One request; every failure is a value."""
+    stream = Stream(
+        cumulative=target.endpoint != "openai",
+        wanted=request.output_len,
+        complete=request.ignore_eos,
+        virtual=target.virtual,
+    )
+    url, body = _body(target, request)
+    stream.start = sent = time.perf_counter()
+    try:
+        async with session.post(url, json=body, headers={"X-Request-Id": request.rid}) as reply:
+            if reply.status != 200:
+                detail = (await reply.content.read(300)).decode("utf-8", "replace")
+                raise BadReply(f"HTTP {reply.status}: {detail}")
+            async for payload in _payloads(reply.content):
+                stream.feed(payload, time.perf_counter())
+        stream.close()
+    except BadReply as error:
+        return Sample(ok=False, error=str(error)[:300], start=sent)
+    except Exception as error:
+        # Whatever a hostile peer provokes inside the client library is a failed request.
+        return Sample(ok=False, error=f"{type(error).__name__}: {error}"[:300], start=sent)
+    return _sample(stream, request)
+
+
+def _sample(stream: Stream, request: Request) -> Sample:
+    assert stream.first is not None  # close() checked it
+    return Sample(
+        ok=True,
+        start=stream.start,
+        ttft=stream.first - stream.start,
+        latency=stream.last - stream.start,
+        itls=tuple(stream.itls),
+        output_tokens=stream.tokens,
+        text=stream.text if request.keep_text else "",
+    )
+
+
+def _body(target: Target, request: Request) -> tuple[str, dict[str, object]]:
+    if target.endpoint == "openai":
+        body: dict[str, object] = {
+            "model": target.model or "default",
+            "prompt": request.prompt,
+            "max_tokens": request.output_len,
+            "temperature": 0.0,
+            "ignore_eos": request.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return f"{target.base_url}/v1/completions", body
+    name = "text" if isinstance(request.prompt, str) else "input_ids"
+    sampling = {
+        "temperature": 0.0,
+        "max_new_tokens": request.output_len,
+        "ignore_eos": request.ignore_eos,
+    }
+    body = {name: request.prompt, "sampling_params": sampling, "stream": True, "rid": request.rid}
+    return f"{target.base_url}/generate", body
+
+
+async def _payloads(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Data of the SSE events; lines and replies are bounded."""
+    rest = b""
+    total = 0
+    async for chunk in content.iter_any():
+        total += len(chunk)
+        if total > _MAX_BYTES:
+            raise BadReply("the reply does not end")
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > MAX_LINE:
+            raise BadReply("a line of more than 1 MiB")
+        for line in lines:
+            if payload := _payload(line):
+                yield payload
+    if payload := _payload(rest):
+        yield payload
+
+
+def _payload(line: bytes) -> bytes:
+    """Data of one line; empty for blank lines, comments and other SSE fields."""
+    line = line.strip()
+    if line.startswith((b":", b"event:", b"id:", b"retry:")):
+        return b""
+    return line.removeprefix(b"data:").strip()

@@ -1,0 +1,104 @@
+"""Who listens on a port, since when, and in which session. Reads /proc only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = 0.02  # kernel start times have a granularity of 10 ms
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The process behind a listening port, as far as this user may see it."""
+
+    pid: int | None
+    command: str
+
+    def __str__(self) -> str:
+        return f"PID {self.pid} ({self.command})" if self.pid else "a process of another user"
+
+
+def answers(host: str, port: int) -> bool:
+    """True when something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def listeners(port: int) -> list[Listener]:
+    """Processes that listen on a TCP port of this host."""
+    import psutil
+
+    found = []
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return []
+    for connection in connections:
+        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port:
+            continue
+        found.append(Listener(connection.pid, _command(connection.pid)))
+    return list(dict.fromkeys(found))
+
+
+def group_members(group: int) -> list[int]:
+    """Living processes of a process group; zombies do not count."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            state, owner = fields[0], fields[2]
+            if owner == str(group) and state not in ("Z", "X"):
+                members.append(int(entry.name))
+    return members
+
+
+def session_of(pid: int) -> int | None:
+    """Session id of a process; None when it is gone or hidden."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def started_at(pid: int) -> float | None:
+    """Epoch seconds at which a living process started, good to 10 ms; None when unknown.
+
+    Taken from the boot clock, because the boot *time* in /proc/stat is a whole second.
+    """
+    fields = _stat(pid)
+    if len(fields) < 20 or fields[0] in ("Z", "X"):
+        return None
+    ticks = int(fields[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def started_after(pid: int, moment: float) -> bool | None:
+    """True when a process started after `moment` (epoch seconds); None when unknown."""
+    start = started_at(pid)
+    return None if start is None else start + _TICK >= moment
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat after the command name, state first; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _command(pid: int | None) -> str:
+    import psutil
+
+    if pid is None:
+        return "unknown"
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:120] or "unknown"
+    except psutil.Error:
+        return "unknown"

@@ -1,0 +1,282 @@
+"""`sm120patch.toml`: how the server is started and what is measured. Reads disk only."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sm120patch.errors import UsageError
+from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
+from sm120patch.verify.table import Table
+
+PLACEHOLDERS = ("{python}", "{prefix}", "{port}", "{tool_python}", "{api_key}")
+"""Replaced anywhere in an element: the target's interpreter and prefix, the port of `url`, the
+interpreter that runs sm120patch, and the value of the variable named by `api_key_env`."""
+EXPANSIONS = ("{set_args}", "{set_env}")
+"""Whole elements of a command that expand to none or several: the options of the patch sets,
+and their variables as KEY=VALUE. Empty in the baseline arm."""
+
+_MAX_TOKENS = 50_000_000  # prompts x output_len of one repeat: bounds the memory of the samples
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One load: `prompts` requests, at most `concurrency` at a time."""
+
+    name: str
+    input_len: int
+    output_len: int
+    concurrency: int
+    prompts: int
+    repeats: int | None = None
+    """Measured repeats per server start; None takes the policy of the patch set."""
+    warmup: int | None = None
+    """Unmeasured requests at the same concurrency; None is one round (`concurrency`)."""
+
+    @property
+    def warmup_requests(self) -> int:
+        """Unmeasured requests before the first repeat."""
+        return self.concurrency if self.warmup is None else self.warmup
+
+
+DEFAULT_WORKLOADS = (
+    Workload("single", 256, 128, concurrency=1, prompts=4),
+    Workload("c64", 256, 128, concurrency=64, prompts=128),
+    Workload("c512", 256, 128, concurrency=512, prompts=512),
+)
+"""Used when a profile names no workload."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How the server comes to life and where it answers."""
+
+    mode: str
+    """`start` (we start and stop it) or `external` (a command restarts it, we stop nothing)."""
+    kind: EvidenceKind
+    """What the file claims; it can lower the worth of the evidence, never raise it."""
+    command: tuple[str, ...]
+    """Start command, or the restart command of an external server, placeholders unresolved."""
+    env: Mapping[str, str]
+    url: str
+    """Base URL without a trailing slash."""
+    ready: str
+    ready_timeout: float
+    stop_timeout: float
+    cwd: str | None
+    log: str | None
+    user: str | None
+    home: str | None
+    workspace: str | None
+    api_key_env: str | None
+
+    @property
+    def host(self) -> str:
+        """Host of the base URL."""
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        """Port of the base URL."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def external(self) -> bool:
+        """True when somebody else runs the server."""
+        return self.mode == "external"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A validated profile. `python` and `prefix` are the environment it is used for."""
+
+    origin: str
+    python: str
+    prefix: str
+    server: ServerSettings
+    workloads: tuple[Workload, ...]
+    blocks: int | None
+    """Server starts an arm; None takes the policy of the patch set."""
+    margin: float | None
+    max_time: float | None
+    """Seconds for the whole verification."""
+    seed: int
+    endpoint: str
+    """`generate` (SGLang) or `openai` (`/v1/completions`)."""
+    model: str | None
+    request_timeout: float
+    digest: str = ""
+    """Digest of what shapes the evidence: server, workloads, seed; not of paths and timeouts."""
+
+    def with_policy(self, policy: VerificationPolicy) -> tuple[int, float, tuple[Workload, ...]]:
+        """Blocks, margin and workloads with the gaps filled from the policy of the sets."""
+        workloads = tuple(replace(w, repeats=w.repeats or policy.repeats) for w in self.workloads)
+        margin = policy.margin if self.margin is None else self.margin
+        return self.blocks or policy.blocks, margin, workloads
+
+
+def load(path: Path, *, python: str, prefix: str) -> Profile:
+    """Read and check a profile. Raises UsageError that lists every fault with its key path."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the verification profile {path}: {error}",
+            hint="`sm120patch init` writes one from a running server",
+            code="profile",
+        ) from error
+    return parse(text, origin=str(path), python=python, prefix=prefix)
+
+
+def parse(text: str, *, origin: str, python: str, prefix: str) -> Profile:
+    """Check the text of a profile; see `load`."""
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    faults: list[str] = []
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _broken(origin, [f"not TOML: {error}"]) from None
+    top = Table(document, "", faults)
+    server = _server(top.table("server"), present="server" in top)
+    workloads = _workloads(top.table("workload"))
+    verify = top.table("verify")
+    profile = Profile(
+        origin=origin,
+        python=python,
+        prefix=prefix,
+        server=server,
+        workloads=workloads or DEFAULT_WORKLOADS,
+        blocks=verify.whole("blocks", None, 1, 50),
+        margin=verify.number("margin", None, 0.0, 0.5),
+        max_time=verify.number("max_time", None, 1, 7 * 86400),
+        seed=verify.whole("seed", 1, 0, 2**31 - 1) or 0,
+        endpoint=verify.choice("endpoint", ("generate", "openai"), "generate"),
+        model=verify.text("model"),
+        request_timeout=verify.number("request_timeout", 1800, 1, 86400) or 1800,
+    )
+    verify.done()
+    top.done()
+    if faults:
+        raise _broken(origin, faults)
+    return _sealed(profile)
+
+
+def _server(table: Table, *, present: bool) -> ServerSettings:
+    if not present:
+        table.faults.append("server: missing table")
+    mode = table.choice("mode", ("start", "external"), "start")
+    wanted, other = ("restart_command", "command") if mode == "external" else (
+        "command", "restart_command")  # fmt: skip
+    command = table.strings(wanted, required=present)
+    if other in table:
+        table.fault(other, f"belongs to mode {'start' if mode == 'external' else 'external'}")
+        table.strings(other)
+    _check_command(table, wanted, command)
+    env = table.mapping("env")
+    settings = ServerSettings(
+        mode=mode,
+        kind=EvidenceKind(table.choice("kind", [k.value for k in EvidenceKind], "real")),
+        command=command,
+        env=env,
+        url=_url(table),
+        ready=table.text("ready", "/health") or "/health",
+        ready_timeout=table.number("ready_timeout", 900, 0.1, 86400) or 900,
+        stop_timeout=table.number("stop_timeout", 60, 0.1, 3600) or 60,
+        cwd=table.text("cwd"),
+        log=table.text("log"),
+        user=table.text("user"),
+        home=table.text("home"),
+        workspace=table.text("workspace"),
+        api_key_env=table.text("api_key_env"),
+    )
+    if not settings.ready.startswith("/"):
+        table.fault("ready", "expected a path that begins with /")
+    if "{api_key}" in " ".join([*command, *env.values()]) and not settings.api_key_env:
+        table.fault("api_key_env", "missing, but {api_key} is used")
+    table.done()
+    return settings
+
+
+def _url(table: Table) -> str:
+    default = "http://127.0.0.1:30000"
+    url = table.text("url", default) or default
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    if not good:
+        table.fault("url", f"expected http://HOST:PORT, found {url!r}")
+        return default
+    return url.rstrip("/")
+
+
+def _check_command(table: Table, key: str, command: tuple[str, ...]) -> None:
+    for index, element in enumerate(command):
+        at = f"{key}[{index}]"
+        for expansion in EXPANSIONS:
+            if expansion in element and element != expansion:
+                table.fault(at, f"{expansion} must be an element of its own")
+            if element == expansion and element in command[:index]:
+                table.fault(at, f"{expansion} is given twice")
+        if re.fullmatch(r"\{[a-z_]+\}", element) and element not in PLACEHOLDERS + EXPANSIONS:
+            known = ", ".join(PLACEHOLDERS + EXPANSIONS)
+            table.fault(at, f"unknown placeholder {element}; known are {known}")
+        if "\0" in element:
+            table.fault(at, "contains a NUL byte")
+    if command and (not command[0] or command[0] in EXPANSIONS):
+        table.fault(f"{key}[0]", "expected the program to run")
+
+
+def _workloads(table: Table) -> tuple[Workload, ...]:
+    found = []
+    for name in table.keys:
+        entry = table.table(name)
+        concurrency = entry.whole("concurrency", 1, 1, 8192) or 1
+        workload = Workload(
+            name=name,
+            input_len=entry.whole("input_len", 256, 1, 1_000_000) or 256,
+            output_len=entry.whole("output_len", 128, 2, 1_000_000) or 128,
+            concurrency=concurrency,
+            prompts=entry.whole("prompts", max(4, concurrency), 1, 1_000_000) or 1,
+            repeats=entry.whole("repeats", None, 1, 1000),
+            warmup=entry.whole("warmup", None, 0, 1_000_000),
+        )
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            table.fault(name, "expected a name of letters, digits, - and _ (at most 40)")
+        if workload.prompts < concurrency:
+            entry.fault("prompts", f"fewer than concurrency ({concurrency}): it is never reached")
+        if workload.prompts * workload.output_len > _MAX_TOKENS:
+            entry.fault("prompts", f"prompts x output_len exceeds {_MAX_TOKENS}")
+        entry.done()
+        found.append(workload)
+    return tuple(found)
+
+
+def _sealed(profile: Profile) -> Profile:
+    server = profile.server
+    shaping = {
+        "server": [server.mode, server.kind.value, list(server.command), dict(server.env),
+                   server.url, server.user],
+        "workloads": [[w.name, w.input_len, w.output_len, w.concurrency, w.prompts, w.repeats,
+                       w.warmup] for w in profile.workloads],
+        "verify": [profile.blocks, profile.margin, profile.seed, profile.endpoint, profile.model],
+    }  # fmt: skip
+    return replace(profile, digest=digest_of(shaping))
+
+
+def _broken(origin: str, faults: list[str]) -> UsageError:
+    listed = "".join(f"{os.linesep}  {fault}" for fault in faults)
+    return UsageError(
+        f"the verification profile {origin} is not usable:{listed}",
+        hint="correct the keys named above; `sm120patch init` writes a commented example",
+        code="profile",
+        details={"faults": faults, "profile": origin},
+    )

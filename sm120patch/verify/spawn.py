@@ -1,0 +1,203 @@
+"""Processes of the profile: start one in a session of its own, stop its whole group.
+
+Starts and signals what it started, nothing else; writes the log file of the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from sm120patch.errors import HostError, UsageError
+from sm120patch.verify.commandline import ArmCommand
+from sm120patch.verify.processes import group_members
+from sm120patch.verify.profile import Profile, ServerSettings
+
+
+class ServerError(HostError):
+    """The server itself is at fault: it died, never got ready, or does not speak HTTP."""
+
+    default_code = "server-failed"
+
+
+class _Identity(NamedTuple):
+    """User, group and supplementary groups for Popen; all None means ours."""
+
+    user: int | None = None
+    group: int | None = None
+    extra_groups: list[int] | None = None
+
+
+def spawn(profile: Profile, command: ArmCommand, log: Path) -> subprocess.Popen[bytes]:
+    """Start the server in its own session, stdout and stderr to `log`. Raises ServerError."""
+    settings = profile.server
+    argv = _resolved(command, settings)
+    identity = _identity(settings)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as stream:
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=_environment(command, settings),
+                cwd=settings.cwd,
+                start_new_session=True,
+                user=identity.user,
+                group=identity.group,
+                extra_groups=identity.extra_groups,
+            )
+    except OSError as error:
+        raise ServerError(
+            f"the server cannot be started: {error}",
+            hint=f"check server.command in {profile.origin}: {command.shown}",
+        ) from error
+
+
+def stop(process: subprocess.Popen[bytes], timeout: float) -> None:
+    """SIGTERM to the process group, bounded wait, SIGKILL to what is left of the group.
+
+    The leader is reaped last: until then its number cannot be given to another process, so
+    that no signal ever reaches a stranger. A ^C during the wait goes straight to SIGKILL.
+    """
+    if process.returncode is not None:
+        return
+    try:
+        _signal_group(process, signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        while group_members(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        if group_members(process.pid):
+            _signal_group(process, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+
+
+def exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """Exit status, negative for a signal; None while it runs. Does not reap, see `stop`."""
+    if process.returncode is not None:
+        return process.returncode
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return process.poll()
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def run_restart(profile: Profile, command: ArmCommand) -> None:
+    """Run the restart command of an external server, exactly as configured, no shell."""
+    settings = profile.server
+    with tempfile.TemporaryFile() as output:  # a pipe would be held open by the new server
+        try:
+            done = subprocess.run(
+                _resolved(command, settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(command, settings),
+                cwd=settings.cwd,
+                timeout=settings.ready_timeout,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ServerError(
+                f"the restart command does not work: {error}",
+                hint=f"check server.restart_command in {profile.origin}: {command.shown}",
+            ) from error
+        if done.returncode != 0:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
+            said = output.read().decode("utf-8", "replace").strip()
+            raise ServerError(
+                f"the restart command ended with status {done.returncode}"
+                + (f":{os.linesep}{said}" if said else ""),
+                hint="run it by hand: " + command.shown,
+            )
+
+
+def log_path(profile: Profile, label: str) -> Path:
+    """Log file of one start: the profile's name with the label before its suffix."""
+    if profile.server.log:
+        base = Path(profile.server.log)
+    else:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        base = Path(state) / "sm120patch" / f"server-{profile.server.port}.log"
+    return base.with_name(f"{base.stem}.{label}{base.suffix or '.log'}")
+
+
+def tail(log: Path | None, offset: int = 0, lines: int = 30) -> str:
+    """Last lines of a log, for error messages."""
+    if log is None:
+        return ""
+    try:
+        with log.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(offset if offset <= size else 0, size - 16384))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return os.linesep.join(text.splitlines()[-lines:])
+
+
+def api_key(settings: ServerSettings) -> str | None:
+    """Value of the variable named by `api_key_env`; None without one."""
+    if settings.api_key_env is None:
+        return None
+    value = os.environ.get(settings.api_key_env)
+    if not value:
+        raise UsageError(
+            f"the variable {settings.api_key_env}, named by server.api_key_env, is not set",
+            hint=f"export {settings.api_key_env}=... and try again",
+            code="profile",
+        )
+    return value
+
+
+def _resolved(command: ArmCommand, settings: ServerSettings) -> list[str]:
+    key = api_key(settings)
+    return [word.replace("{api_key}", key) if key else word for word in command.argv]
+
+
+def _environment(command: ArmCommand, settings: ServerSettings) -> dict[str, str]:
+    key = api_key(settings) or ""
+    environment = {k: v for k, v in os.environ.items() if k not in command.unset}
+    environment.update((k, v.replace("{api_key}", key)) for k, v in command.env.items())
+    return environment
+
+
+def _identity(settings: ServerSettings) -> _Identity:
+    """User of the serving process; only root can start it as somebody else."""
+    import pwd
+
+    if settings.user is None:
+        return _Identity()
+    try:
+        entry = pwd.getpwnam(settings.user)
+    except KeyError:
+        raise UsageError(
+            f"server.user names {settings.user}, who does not exist here", code="profile"
+        ) from None
+    if entry.pw_uid == os.geteuid():
+        return _Identity()
+    if os.geteuid() != 0:
+        raise UsageError(
+            f"the server must run as {settings.user}, which only root can arrange",
+            hint=f"run sm120patch as {settings.user} or as root",
+            code="profile",
+        )
+    groups = os.getgrouplist(settings.user, entry.pw_gid)
+    return _Identity(entry.pw_uid, entry.pw_gid, groups)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
