@@ -1,0 +1,211 @@
+"""The known patch sets: loading, lookup, relations, order.
+
+Pure but for `load`, which reads catalogue files and nothing else. What a set means for installed
+versions is told by `variants`, whose functions can be had from here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120patch import manifest
+from sm120patch.errors import CatalogueError, UsageError
+from sm120patch.model import PatchSet, PayloadKind
+from sm120patch.variants import choose, edit, engagement_for, launch_for, satisfied
+
+__all__ = [
+    "Catalogue",
+    "choose",
+    "edit",
+    "engagement_for",
+    "launch_for",
+    "lint",
+    "load",
+    "satisfied",
+]
+
+MAX_PAYLOAD = 1 << 20
+"""Largest payload that is read, in bytes."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All known sets, checked as a whole: relations name known sets and form no cycle."""
+
+    sets: Mapping[str, PatchSet]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All set names, sorted."""
+        return tuple(sorted(self.sets))
+
+    def get(self, set_id: str) -> PatchSet:
+        """Return the set of that name; an unknown name is a UsageError with the closest ones."""
+        if set_id in self.sets:
+            return self.sets[set_id]
+        close = difflib.get_close_matches(set_id, self.sets, n=3, cutoff=0.5)
+        raise UsageError(
+            f"no patch set is named {set_id!r}; known: {', '.join(self.ids) or 'none'}",
+            hint=f"did you mean {' or '.join(close)}?" if close else "see `sm120patch list`",
+            code="unknown-set",
+            details={"name": set_id, "close": close, "known": list(self.ids)},
+        )
+
+    def closure(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """Return the named sets and all they depend on, dependencies first, each once."""
+        order: list[str] = []
+        seen: set[str] = set()
+
+        def visit(set_id: str) -> None:
+            if set_id not in seen:
+                seen.add(set_id)
+                for dependency in self.get(set_id).depends:
+                    visit(dependency)
+                order.append(set_id)
+
+        for set_id in ids:
+            visit(set_id)
+        return tuple(order)
+
+    def dependents(self, set_id: str) -> tuple[str, ...]:
+        """Return every other set whose closure holds `set_id`, sorted."""
+        self.get(set_id)
+        return tuple(n for n in self.ids if n != set_id and set_id in self.closure([n]))
+
+
+# --- loading -----------------------------------------------------------------------------------
+
+
+def load(directory: Path | None = None) -> Catalogue:
+    """Read `manifests/*.toml` and `patches/` below `directory`, by default what is shipped.
+
+    A bundle, a set without changes of its own, takes over the launch options, engagement probes
+    and known results of the sets it depends on: they are what it is. Raises CatalogueError that
+    lists the faults of all manifests.
+    """
+    root = _shipped() if directory is None else directory
+    files = sorted((root / "manifests").glob("*.toml"))
+    if not files:
+        raise CatalogueError(
+            f"no manifests in {root / 'manifests'}",
+            hint="name a directory that holds `manifests/` and `patches/`",
+        )
+    sets: dict[str, PatchSet] = {}
+    faults: list[str] = []
+    for file in files:
+        patch_set, listed = _examine(file, root / "patches")
+        faults += [f"{file.name}: {fault}" for fault in listed]
+        if patch_set is not None:
+            sets[patch_set.id] = patch_set
+    faults = faults or _relation_faults(sets)
+    if faults:
+        raise manifest.broken(f"the catalogue in {root}", faults)
+    return Catalogue(_with_bundles(sets))
+
+
+def _shipped() -> Path:
+    """Return the data inside the package (wheel), else the checkout around it."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "_data", package.parent):
+        if (candidate / "manifests").is_dir():
+            return candidate
+    raise CatalogueError(
+        f"the catalogue is missing: neither {package / '_data'} nor a checkout holds it",
+        hint="reinstall sm120patch",
+    )
+
+
+def _examine(file: Path, patches: Path) -> tuple[PatchSet | None, list[str]]:
+    try:
+        text = _read(file, manifest.MAX_BYTES)
+    except (OSError, ValueError) as error:
+        return None, [f"cannot be read: {error}"]
+    patch_set, faults = manifest.examine(text, _payload_reader(patches))
+    if patch_set is not None and patch_set.id != file.stem:
+        return None, [f"patch-set.id: {patch_set.id!r} is not the name of the file"]
+    return patch_set, faults
+
+
+def _payload_reader(patches: Path) -> Callable[[str], bytes]:
+    """Return a reader of payloads that follows no link out of `patches`."""
+    root = patches.resolve()
+
+    def read(payload: str) -> bytes:
+        path = (root / payload).resolve()
+        if not path.is_relative_to(root):
+            raise ValueError(f"it leads out of {root}")
+        return _read(path, MAX_PAYLOAD)
+
+    return read
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with path.open("rb") as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"it has more than {limit} bytes")
+    return data
+
+
+def _relation_faults(sets: Mapping[str, PatchSet]) -> list[str]:
+    faults = []
+    for patch_set in sets.values():
+        for kind, names in (("depends", patch_set.depends), ("conflicts", patch_set.conflicts)):
+            faults += [
+                f"{patch_set.id}.toml: relations.{kind}: no set is named {name!r}"
+                for name in names
+                if name not in sets
+            ]
+    if faults:
+        return faults
+    for patch_set in sets.values():
+        needed = set(Catalogue(sets).closure(patch_set.depends))
+        where = f"{patch_set.id}.toml: relations"
+        if patch_set.id in needed:
+            faults.append(f"{where}.depends: {patch_set.id!r} depends on itself in the end")
+        faults += [
+            f"{where}.conflicts: {name!r} is needed as well"
+            for name in patch_set.conflicts
+            if name in needed or name == patch_set.id
+        ]
+    return faults
+
+
+def _with_bundles(sets: Mapping[str, PatchSet]) -> dict[str, PatchSet]:
+    known = Catalogue(sets)
+    done: dict[str, PatchSet] = {}
+    for set_id in known.closure(known.ids):
+        patch_set = sets[set_id]
+        members = [done[name] for name in patch_set.depends if not patch_set.changes]
+        done[set_id] = replace(
+            patch_set,
+            launch=patch_set.launch or tuple(x for m in members for x in m.launch),
+            engagement=patch_set.engagement or tuple(x for m in members for x in m.engagement),
+            known_results=patch_set.known_results
+            or tuple(x for m in members for x in m.known_results),
+        )
+    return done
+
+
+def lint(catalogue: Catalogue) -> list[str]:
+    """List what loading does not look at: diffs that do not parse, codemods that do not load."""
+    from sm120patch import codemod, diffparse
+
+    faults = []
+    for set_id in catalogue.ids:
+        variants = {v.payload: v for c in catalogue.get(set_id).changes for v in c.variants}
+        for payload, variant in sorted(variants.items()):
+            if variant.kind is PayloadKind.CODEMOD:
+                try:
+                    codemod.satisfied(variant.data, payload, b"")
+                except CatalogueError as error:
+                    faults.append(error.message)
+                continue
+            diff, problems = diffparse.read(variant.data)
+            faults += [f"{payload}: {problem}" for problem in problems]
+            if diff is not None and diff.path != variant.path:
+                faults.append(f"{payload}: is for {diff.path}, the manifest says {variant.path}")
+    return faults

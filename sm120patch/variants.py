@@ -1,0 +1,120 @@
+"""What a set means for the installed versions, and its payloads applied to bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sm120patch import versions
+from sm120patch.model import (
+    Change,
+    Changed,
+    EditResult,
+    Engagement,
+    Launch,
+    LaunchOptions,
+    PatchSet,
+    PayloadKind,
+    Refused,
+    Unchanged,
+    Variant,
+    Window,
+)
+
+
+def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Window | None, str]:
+    """Return what the change means for the installed versions (distribution -> version), and why.
+
+    A Variant is to be applied, a Window says that there is nothing to do, None that the change
+    knows nothing about this version; then the reason says what it knows.
+    """
+    found = installed.get(change.target)
+    if found is None:
+        return None, f"{change.target} is not installed"
+    version = versions.installed(found)
+    if version is None:
+        return None, f"{change.target} has the version {found!r}, which cannot be compared"
+    candidates: list[Variant | Window] = [*change.variants, *change.windows]
+    for candidate in candidates:
+        if version not in versions.parse(candidate.versions):
+            continue
+        if isinstance(candidate, Window):
+            return candidate, candidate.reason
+        unmet = _unmet(candidate.requires, installed)
+        return (None, unmet) if unmet else (candidate, f"{change.target} {found}")
+    known = " or ".join(v.versions for v in change.variants)
+    return None, f"nothing is known about {change.target} {found}; it is for {known}"
+
+
+def launch_for(patch_set: PatchSet, installed: Mapping[str, str]) -> Launch:
+    """Return what a patched server must be started with, and what the baseline must not have."""
+    options = [o for o in patch_set.launch if _applies(o, installed)]
+    return Launch(
+        args=tuple(argument for o in options for argument in o.args),
+        env={name: value for o in options for name, value in o.env.items()},
+        strip={name: count for o in options for name, count in o.strip.items()},
+        strip_env=tuple(dict.fromkeys(name for o in options for name in o.strip_env)),
+    )
+
+
+def engagement_for(patch_set: PatchSet, installed: Mapping[str, str]) -> tuple[Engagement, ...]:
+    """Return how it is seen that the patched code runs; empty when there is no way to see it."""
+    return tuple(e for e in patch_set.engagement if _applies(e, installed))
+
+
+def _applies(item: LaunchOptions | Engagement, installed: Mapping[str, str]) -> bool:
+    version = versions.installed(installed.get(item.target, ""))
+    return version is not None and version in versions.parse(item.versions)
+
+
+def _unmet(requires: Mapping[str, str], installed: Mapping[str, str]) -> str:
+    """Say which companion distribution is missing or has another version; empty when none."""
+    for name, wanted in requires.items():
+        version = versions.installed(installed.get(name, ""))
+        if version is None or version not in versions.parse(wanted):
+            return f"needs {name} {wanted}, found {installed.get(name, 'none')}"
+    return ""
+
+
+# --- running a variant -------------------------------------------------------------------------
+
+
+def satisfied(variant: Variant, data: bytes) -> bool:
+    """Tell whether `data` meets the post-conditions of the variant; imports no parser."""
+    if variant.kind is PayloadKind.CODEMOD:
+        from sm120patch import codemod
+
+        return codemod.satisfied(variant.data, variant.payload, data)
+    return _unmet_condition(variant, data) is None
+
+
+def edit(variant: Variant, data: bytes) -> EditResult:
+    """Apply the payload of a variant to the content of its file.
+
+    Content that meets the post-conditions is `Unchanged`, however it came to do so; a result
+    that does not meet them is `Refused`. Raises CatalogueError when a codemod is itself broken.
+    """
+    if variant.kind is PayloadKind.CODEMOD:
+        from sm120patch import codemod
+
+        return codemod.run(variant.data, variant.payload, data)
+    from sm120patch import unified
+
+    if _unmet_condition(variant, data) is None:
+        return Unchanged("the content already meets the post-conditions")
+    result = unified.apply(variant.data, variant.path, data)
+    after = result.data if isinstance(result, Changed) else data
+    unmet = _unmet_condition(variant, after)
+    if unmet and not isinstance(result, Refused):
+        return Refused(f"after the diff {unmet}")
+    return result
+
+
+def _unmet_condition(variant: Variant, data: bytes) -> str | None:
+    """Return the first post-condition of a diff that `data` does not meet."""
+    for text, count in variant.present.items():
+        if (found := data.count(text.encode())) != count:
+            return f"{text!r} occurs {found} times, not {count}"
+    for text in variant.absent:
+        if found := data.count(text.encode()):
+            return f"{text!r} still occurs {found} times"
+    return None
