@@ -271,6 +271,8 @@ class TargetSnapshot:
     kind: str
     """`wheel` (RECORD is pristine) or `editable` (git HEAD is pristine)."""
     files: Mapping[str, FileSnapshot]
+    pristine_origin: str = ""
+    """Where upstream's contents are known from, or `unknown: ` and why they are not."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,185 @@
+"""Names and looks of FlashInfer builds: which is live, which are put away, under which key.
+
+Reads disk only. The meaning of keys, markers and the shelf is told in `shelf`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch.errors import HostError
+from sm120patch.model import digest_of
+
+MARKER = ".sm120patch-build.json"
+OURS = {MARKER, f"{MARKER}.new"}
+SHELF = ".sm120patch"
+UNOWNED = "unowned"
+PRISTINE = "pristine"
+
+_COMPONENT = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+~=-]{0,254}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A module of one workspace that depends on changed files."""
+
+    workspace: Path
+    """`.../.cache/flashinfer`, a real path."""
+    version: str
+    """FlashInfer's own `__version__`, which names the directory."""
+    arch: str
+    module: str
+    root: Path
+    """Import root of the installation whose files changed."""
+    paths: tuple[str, ...]
+    """Changed files (below `root`) that it depends on, sorted."""
+    reason: str
+    built_from: str | None = None
+    """A file of another installation that the live build was made from, if one was seen."""
+
+    @property
+    def cached_ops(self) -> Path:
+        """Directory that holds FlashInfer's live builds and, in `tmp`, their locks."""
+        return self.workspace / self.version / self.arch / "cached_ops"
+
+    @property
+    def live(self) -> Path:
+        """The build that FlashInfer uses."""
+        return self.cached_ops / self.module
+
+    def slot(self, key: str) -> Path:
+        """Where the build of content `key` stands while another one is live."""
+        return self.workspace / SHELF / key / self.version / self.arch / self.module
+
+
+@dataclass(frozen=True)
+class Move:
+    """A directory that was renamed, or would be."""
+
+    source: Path
+    destination: Path
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a directory holds: nothing, our marker only, or a build."""
+
+    built: bool
+    owner: str | None
+    """Key in its marker, None without one."""
+
+
+ABSENT = Build(False, None)
+
+
+def plain_name(text: str) -> bool:
+    """Tell whether a key, version, arch or module name is one harmless path component."""
+    return _COMPONENT.fullmatch(text) is not None
+
+
+def build_key(entry: Entry, patched: Mapping[str, str]) -> str:
+    """Key of the build that goes with a content.
+
+    `patched` maps every file that does not hold upstream's bytes (path below the import root) to
+    its sha256. Only those the module depends on count, so that a change elsewhere keeps its build.
+    """
+    concerned = {path: patched[path] for path in entry.paths if path in patched}
+    return digest_of(concerned)[:32] if concerned else PRISTINE
+
+
+def inspect(directory: Path, entry: Entry) -> Build:
+    """Look at a live or stored directory of the entry. A symbolic link is a HostError."""
+    try:
+        names = {child.name for child in directory.iterdir()}
+    except FileNotFoundError:
+        return ABSENT
+    except OSError as error:
+        raise refused("read", directory, error) from error
+    if directory.is_symlink():
+        raise HostError(
+            f"{directory} is a symbolic link; builds are moved by rename within one file system",
+            hint="link the whole workspace (~/.cache/flashinfer) instead of a part of it",
+        )
+    marker = read_marker(directory) if MARKER in names else {}
+    owner = marker.get("key")
+    known = isinstance(owner, str) and plain_name(owner) and marker.get("module") == entry.module
+    return Build(bool(names - OURS), str(owner) if known else None)
+
+
+def label_of(live: Build, key: str, trusted: Collection[str]) -> str | None:
+    """Key under which `park` puts the live build away; None when there is no build.
+
+    Without a marker it is the content on disk, `key`. A marker that names another content is
+    believed only if `trusted`: the build may have been redone since.
+    """
+    if not live.built:
+        return None
+    owner = live.owner or key
+    return owner if owner == key or owner in trusted else UNOWNED
+
+
+def settled(live: Build, from_key: str, to_key: str) -> bool:
+    """The live build is that of `to_key` already: a swap was done before, or nothing changes."""
+    return live.built and (live.owner or from_key) == to_key
+
+
+def pending_moves(
+    entry: Entry, from_key: str, to_key: str, trusted: Collection[str] = ()
+) -> tuple[Move, ...]:
+    """Moves that `swap` would make now; nothing is touched."""
+    live = inspect(entry.live, entry)
+    if settled(live, from_key, to_key):
+        return ()
+    label = label_of(live, from_key, trusted)
+    moves = [] if label is None else [Move(entry.live, free_slot(entry, label))]
+    if inspect(entry.slot(to_key), entry) == Build(True, to_key):
+        moves.append(Move(entry.slot(to_key), entry.live))
+    return tuple(moves)
+
+
+def free_slot(entry: Entry, key: str) -> Path:
+    """Slot of `key`, or the first numbered one beside it: nothing on the shelf is overwritten."""
+    slot = entry.slot(key)
+    number = 0
+    while os.path.lexists(slot):
+        number += 1
+        slot = slot.with_name(f"{entry.module}~{number}")
+    return slot
+
+
+def kept_mtimes(entry: Entry, key: str) -> Mapping[str, int]:
+    """Modification times (ns) that the files had when the build of `key` was put away.
+
+    Written again with these times, the files find that build up to date: ninja compares times.
+    """
+    found = read_marker(entry.slot(key)).get("mtimes_ns")
+    if inspect(entry.slot(key), entry) != Build(True, key) or not isinstance(found, dict):
+        return {}
+    return {path: time for path, time in found.items() if isinstance(time, int)}
+
+
+def read_marker(directory: Path) -> Mapping[str, object]:
+    """Content of the marker in `directory`; empty when there is none or it is garbage."""
+    try:
+        with open(directory / MARKER, "rb", opener=_no_follow) as stream:
+            marker = json.loads(stream.read(65536))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return marker if isinstance(marker, dict) else {}
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def refused(doing: str, path: Path, error: OSError) -> HostError:
+    """Build the error for a cache directory that the disk would not let us read or change."""
+    return HostError(
+        f"cannot {doing} {path}: {error.strerror}",
+        hint="run as the owner of the cache, or mend its permissions",
+    )

@@ -1,0 +1,50 @@
+"""Removes the cached bytecode of one changed source file. Deletes `.pyc` files only.
+
+Python trusts a `.pyc` whose recorded source time (whole seconds) and size match, or that carries
+an unchecked hash (PEP 552), so replacing a source is not enough.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sm120patch.errors import HostError
+
+
+def purge(root: Path, path: str, prefix_tree: Path | None = None) -> list[Path]:
+    """Remove every cached `.pyc` of `root`/`path`; return what was removed.
+
+    All interpreters and optimization levels are meant. `prefix_tree` is PYTHONPYCACHEPREFIX of
+    whoever runs the code: Python mirrors the absolute source path there. Absent files and sources
+    that are no Python are fine. Raises HostError when one cannot be removed.
+    """
+    source = root / path
+    if source.suffix != ".py":
+        return []
+    removed = []
+    for directory in _directories(source, prefix_tree):
+        for cached in sorted(directory.glob(f"{glob.escape(source.stem)}.*.pyc")):
+            try:
+                cached.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise HostError(
+                    f"cannot remove stale bytecode {cached}: {error.strerror}",
+                    hint="run as the owner of the environment",
+                ) from error
+            removed.append(cached)
+    return removed
+
+
+def _directories(source: Path, prefix_tree: Path | None) -> Iterator[Path]:
+    local = source.parent / "__pycache__"
+    if not local.is_symlink():
+        yield local
+    if prefix_tree is not None:
+        spellings = (source.parent.absolute(), Path(os.path.realpath(source.parent)))
+        for directory in dict.fromkeys(spellings):
+            yield prefix_tree / directory.relative_to(directory.anchor)

@@ -1,0 +1,297 @@
+"""Puts builds of a FlashInfer module away by content key, and back. Renames below a workspace only.
+
+A workspace is `.../.cache/flashinfer`. The live build of a module is the directory that FlashInfer
+uses, `<version>/<arch>/cached_ops/<module>`; the builds of other contents stand on the shelf,
+`.sm120patch/<key>/<version>/<arch>/<module>`. Whole directories move by rename: ninja finds a build
+up to date only together with its own log, dependency log and times.
+
+A marker file inside a directory names the key it was built for. A live directory without a marker
+is FlashInfer's own work and belongs to the content that was on disk. While files are being
+exchanged the live directory is empty but for a marker `unowned`: what somebody builds there at such
+a time is of unknown content and is never put back. Nothing is overwritten or deleted, except
+markers, directories that hold nothing else, and what was copied because it could not be renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from sm120patch.caches.builds import (
+    MARKER,
+    OURS,
+    UNOWNED,
+    Build,
+    Entry,
+    Move,
+    free_slot,
+    inspect,
+    label_of,
+    plain_name,
+    refused,
+    settled,
+)
+from sm120patch.errors import BusyError, HostError, UsageError
+
+Step = Callable[[str], None]
+"""Called before every step that changes the disk; tests stop the process there."""
+
+LOCK_TIMEOUT = 10.0
+"""Seconds to wait for FlashInfer's own lock: a compile holds it for minutes."""
+
+
+def park(
+    entry: Entry,
+    key: str,
+    *,
+    trusted: Collection[str] = (),
+    step: Step = lambda _: None,
+    timeout: float = LOCK_TIMEOUT,
+) -> tuple[Move, ...]:
+    """Put the live build away as that of `key`, the content on disk. Call *before* writing files.
+
+    Until `place` the live directory holds a marker `unowned` only. Doing it again after a crash at
+    any point is harmless. `trusted` names the contents that a marker may name besides `key`: the
+    sides of an interrupted transaction. Raises BusyError when a compile holds the module, HostError
+    when the disk refuses.
+    """
+    with _locked(entry, timeout):
+        return _park(entry, key, trusted, step)
+
+
+def place(
+    entry: Entry,
+    key: str,
+    *,
+    step: Step = lambda _: None,
+    timeout: float = LOCK_TIMEOUT,
+) -> tuple[Move, ...]:
+    """Make the build of `key` live, or leave room for it. Call *after* the files hold `key`.
+
+    When none is stored, FlashInfer will compile into the live directory, which is marked as `key`
+    already. Raises as `park`.
+    """
+    with _locked(entry, timeout):
+        return _place(entry, key, step)
+
+
+def swap(
+    entry: Entry,
+    from_key: str,
+    to_key: str,
+    *,
+    trusted: Collection[str] = (),
+    step: Step = lambda _: None,
+    timeout: float = LOCK_TIMEOUT,
+) -> tuple[Move, ...]:
+    """`park` and `place` in one, for when no file changes in between."""
+    if settled(inspect(entry.live, entry), from_key, to_key):
+        return ()
+    with _locked(entry, timeout):
+        return _park(entry, from_key, trusted, step) + _place(entry, to_key, step)
+
+
+def _park(entry: Entry, key: str, trusted: Collection[str], step: Step) -> tuple[Move, ...]:
+    _check_names(entry, key)
+    live = inspect(entry.live, entry)
+    moves: list[Move] = []
+    label = label_of(live, key, trusted)
+    if label is not None:
+        if live.owner != label or label == key:
+            step("mark")
+            _write_marker(entry, entry.live, label)
+        moves.append(_move(entry, entry.live, free_slot(entry, label), step))
+    step("reserve")
+    _reserve(entry, UNOWNED)
+    return tuple(moves)
+
+
+def _place(entry: Entry, key: str, step: Step) -> tuple[Move, ...]:
+    _check_names(entry, key)
+    live = inspect(entry.live, entry)
+    if live.built and live.owner == key:
+        return ()
+    moves: list[Move] = []
+    if live.built:
+        # Built while files were being exchanged, by somebody who could not know.
+        step("mark")
+        _write_marker(entry, entry.live, UNOWNED)
+        moves.append(_move(entry, entry.live, free_slot(entry, UNOWNED), step))
+    if inspect(entry.slot(key), entry) == Build(True, key):
+        _clear(entry.live, step)
+        moves.append(_move(entry, entry.slot(key), entry.live, step))
+    else:
+        step("reserve")
+        _reserve(entry, key)
+    return tuple(moves)
+
+
+def _move(entry: Entry, source: Path, destination: Path, step: Step) -> Move:
+    step("move")
+    _make_directories(entry, destination.parent)
+    try:
+        try:
+            source.rename(destination)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy_over(source, destination, step)
+        for directory in (source.parent, destination.parent):
+            _sync(directory)
+    except OSError as error:
+        raise refused("move", source, error) from error
+    return Move(source, destination)
+
+
+def _copy_over(source: Path, destination: Path, step: Step) -> None:
+    """Move where rename cannot: to another mount, or a directory of a container image's layer.
+
+    Times are kept, or ninja would build everything anew. The copy appears under its name only when
+    it is complete, and then the source goes, marker first: half a source is no build of any key.
+    """
+    step("copy")
+    with tempfile.TemporaryDirectory(prefix=".copy-", dir=destination.parent) as scratch:
+        copy = Path(scratch) / destination.name
+        shutil.copytree(source, copy, symlinks=True, copy_function=shutil.copy2)
+        _keep_owners(source, copy)
+        os.sync()
+        copy.rename(destination)
+    step("copied")
+    (source / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(source)
+
+
+def _keep_owners(source: Path, copy: Path) -> None:
+    if os.geteuid() != 0:
+        return
+    for original in (source, *source.rglob("*")):
+        status = original.lstat()
+        made = copy / original.relative_to(source)
+        os.chown(made, status.st_uid, status.st_gid, follow_symlinks=False)
+
+
+def _reserve(entry: Entry, key: str) -> None:
+    _make_directories(entry, entry.live)
+    _write_marker(entry, entry.live, key)
+    _sync(entry.live.parent)
+
+
+def _clear(directory: Path, step: Step) -> None:
+    """Remove a directory that holds our marker at most."""
+    step("clear")
+    try:
+        for name in OURS:
+            (directory / name).unlink(missing_ok=True)
+        directory.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise refused("clear", directory, error) from error
+
+
+def _write_marker(entry: Entry, directory: Path, key: str) -> None:
+    mtimes = {}
+    for path in entry.paths:
+        with contextlib.suppress(OSError):
+            mtimes[path] = (entry.root / path).stat().st_mtime_ns
+    content = {"key": key, "module": entry.module, "mtimes_ns": mtimes}
+    temporary = directory / f"{MARKER}.new"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            json.dump(content, stream, sort_keys=True)
+            _give_to_owner(entry, descriptor)
+            stream.flush()
+            os.fsync(descriptor)
+        temporary.replace(directory / MARKER)
+        _sync(directory)
+    except OSError as error:
+        raise refused("mark", directory, error) from error
+
+
+def _make_directories(entry: Entry, directory: Path) -> None:
+    """Create what is missing between the workspace and `directory`, owned like the workspace."""
+    current = entry.workspace
+    for part in directory.relative_to(entry.workspace).parts:
+        current = current / part
+        try:
+            current.mkdir()
+            _give_to_owner(entry, current)
+        except FileExistsError:
+            if current.is_symlink():
+                raise HostError(
+                    f"{current} is a symbolic link; it may lead out of the workspace",
+                    hint="link the whole workspace (~/.cache/flashinfer) instead of a part of it",
+                ) from None
+        except OSError as error:
+            raise refused("create", current, error) from error
+
+
+def _give_to_owner(entry: Entry, what: Path | int) -> None:
+    """Let root leave nothing behind that the owner of the workspace could not use."""
+    status = what.stat() if isinstance(what, Path) else os.fstat(what)
+    if os.geteuid() == 0 and status.st_uid == 0:
+        owner = entry.workspace.stat()
+        os.chown(what, owner.st_uid, owner.st_gid)
+
+
+def _check_names(entry: Entry, key: str) -> None:
+    for name in (key, entry.version, entry.arch, entry.module):
+        if not plain_name(name) or key == UNOWNED:
+            raise UsageError(f"{name!r} is not usable as a name of a cache directory")
+
+
+@contextlib.contextmanager
+def _locked(entry: Entry, timeout: float) -> Iterator[None]:
+    """Hold FlashInfer's own lock of the module (a `flock`, as the filelock library takes it)."""
+    path = entry.cached_ops / "tmp" / f"{entry.module}.lock"
+    _make_directories(entry, path.parent)
+    deadline = time.monotonic() + timeout
+    while (descriptor := _try_lock(entry, path)) is None:
+        if time.monotonic() >= deadline:
+            raise BusyError(
+                f"{path} is held by another process: FlashInfer is compiling {entry.module}",
+                hint="wait until the compile is done, or stop the server, then repeat",
+                details={"lock": str(path)},
+            )
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(entry: Entry, path: Path) -> int | None:
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o644)
+        _give_to_owner(entry, descriptor)
+    except OSError as error:
+        raise refused("lock", path, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A holder may remove the file when it lets go: then this lock guards nothing.
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,186 @@
+"""Reads the target files as they are, and checks from a fresh interpreter what it imports.
+
+Reads disk only, except `writable`, which creates and removes one file of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from sm120patch.environment.editable import Checkout, blobs
+from sm120patch.environment.installation import Environment, Installation, locate_package
+from sm120patch.environment.interpreter import ask
+from sm120patch.environment.records import safe_relative
+from sm120patch.errors import HostError
+from sm120patch.model import FileSnapshot, Obstacle, Snapshot, TargetSnapshot, sha256_hex
+
+Originals = Callable[[str], bytes | None]
+
+
+def take_snapshot(
+    environment: Environment,
+    wanted: Mapping[str, Iterable[str]],
+    originals: Originals,
+    compute_capability: str | None = None,
+) -> Snapshot:
+    """Read every wanted (target, path) once; what is hashed is what was read.
+
+    `originals` gives bytes by sha256 (the store of the ledger). Every installed target is in the
+    result, with no files when none is wanted of it. Raises HostError on unreadable files.
+    """
+    unknown = set(wanted) - set(environment.installations) - set(environment.missing)
+    return Snapshot(
+        prefix=str(environment.prefix),
+        targets={
+            target: _target(installation, wanted.get(target, ()), originals)
+            for target, installation in environment.installations.items()
+        },
+        missing={**environment.missing, **dict.fromkeys(sorted(unknown), "not a known target")},
+        compute_capability=compute_capability,
+    )
+
+
+def _target(
+    installation: Installation, paths: Iterable[str], originals: Originals
+) -> TargetSnapshot:
+    wanted = list(dict.fromkeys(paths))
+    digests, contents, origin = _pristine(installation, wanted)
+    files = {}
+    for path in wanted:
+        found = read_target(installation.root, path)
+        digest = digests.get(path)
+        if isinstance(found, Obstacle):
+            files[path] = FileSnapshot(path, b"", "", 0, 0, 0, digest, None, found)
+            continue
+        data, status = found
+        sha256 = sha256_hex(data)
+        pristine = data if sha256 == digest else contents.get(path)
+        if pristine is None and digest is not None:
+            pristine = originals(digest)
+        files[path] = FileSnapshot(
+            path=path,
+            data=data,
+            sha256=sha256,
+            mode=stat.S_IMODE(status.st_mode),
+            mtime_ns=status.st_mtime_ns,
+            nlink=status.st_nlink,
+            pristine_sha256=digest,
+            pristine=pristine,
+        )
+    return TargetSnapshot(
+        target=installation.target,
+        version=installation.version,
+        root=str(installation.root),
+        kind=installation.kind,
+        files=files,
+        pristine_origin=origin,
+    )
+
+
+def _pristine(
+    installation: Installation, paths: list[str]
+) -> tuple[Mapping[str, str], Mapping[str, bytes], str]:
+    """Digests and, from git, contents of what upstream shipped, and where that is known from."""
+    if not paths:
+        return {}, {}, ""
+    if installation.kind == "wheel":
+        if installation.record is None:
+            return {}, {}, f"unknown: {installation.metadata} holds no RECORD"
+        records = installation.records()
+        known = {path: records[path].sha256 for path in paths if path in records}
+        digests = {path: digest for path, digest in known.items() if digest is not None}
+        return digests, {}, str(installation.record)
+    checkout = installation.checkout()
+    if not isinstance(checkout, Checkout):
+        return {}, {}, f"unknown: {checkout.reason}"
+    contents = blobs(checkout, paths)
+    digests = {path: sha256_hex(data) for path, data in contents.items()}
+    return digests, contents, f"git commit {checkout.commit} of {checkout.work_tree}"
+
+
+def read_target(root: Path, path: str) -> tuple[bytes, os.stat_result] | Obstacle:
+    """Read a regular file below `root` without passing any symbolic link below it."""
+    if not safe_relative(path):
+        return Obstacle.OUTSIDE
+    current = root
+    *directories, _ = path.split("/")
+    try:
+        for name in directories:
+            current /= name
+            mode = current.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                return Obstacle.SYMLINK
+        # A FIFO in place of the file must not block us.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(root / path, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        return Obstacle.MISSING
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Obstacle.SYMLINK
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            return Obstacle.NOT_REGULAR
+        raise HostError(f"cannot read {root / path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return Obstacle.NOT_REGULAR
+        return stream.read(), status
+
+
+def read_back(environment: Environment, expected: Mapping[tuple[str, str], str]) -> list[str]:
+    """Ask a fresh interpreter which files it would import and compare their sha256.
+
+    `expected` maps (target, path) to the sha256 that must be there. Returns problems in words:
+    another copy is imported, other bytes, something wins over the file, stale bytecode would run.
+    """
+    installations = environment.installations
+    known = [key for key in expected if key[0] in installations]
+    problems = [
+        f"{target} is not installed" for target, _ in expected if target not in installations
+    ]
+    packages = sorted({installations[target].package for target, _ in known})
+    files = [(str(installations[target].root), path) for target, path in known]
+    answer = ask(environment.python, packages, files, environment.pycache_prefix)
+    for target in dict.fromkeys(target for target, _ in known):
+        installation = installations[target]
+        root = locate_package(answer["packages"][installation.package], installation.package)
+        if root != installation.root:
+            where = root if isinstance(root, str) else f"Python now imports it from {root}"
+            problems.append(f"{target}: {where}, expected {installation.root}")
+    for (target, path), facts in zip(known, answer["files"], strict=True):
+        name = f"{target} {path}"
+        if "sha256" in facts and facts["sha256"] != expected[target, path]:
+            digest = expected[target, path]
+            problems.append(f"{name}: holds sha256 {facts['sha256']}, expected {digest}")
+        if "error" in facts:
+            problems.append(f"{name}: {facts['error']}")
+        if "shadowed_by" in facts:
+            problems.append(f"{name}: Python would load {facts['shadowed_by']} in its place")
+        if facts.get("stale"):
+            problems.append(f"{name}: cached bytecode {facts['stale']} holds other code")
+    return problems
+
+
+def writable(directory: Path) -> str | None:
+    """Return why no file can be created in `directory`, or None when one could.
+
+    A file is really created and removed: `os.access` says yes on read-only mounts, full disks and
+    immutable directories, and to root it always does.
+    """
+    probe = directory / f".sm120patch-probe-{secrets.token_hex(6)}"
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, b"\0")
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+    except OSError as error:
+        return f"{directory}: {error.strerror or error}"
+    return None

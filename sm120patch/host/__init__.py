@@ -1,0 +1,32 @@
+"""The host: which machine and GPUs, who uses the environment, which servers run. Reads only."""
+
+from __future__ import annotations
+
+from sm120patch.host.machine import Gpu, Host, Link, describe, machine_identity, probe
+from sm120patch.host.processes import (
+    Listener,
+    LiveProcess,
+    ServerProcess,
+    listening_pid,
+    processes_using,
+    running_sglang_servers,
+)
+from sm120patch.host.redaction import redact_arguments, redact_environment, redact_text
+
+__all__ = [
+    "Gpu",
+    "Host",
+    "Link",
+    "Listener",
+    "LiveProcess",
+    "ServerProcess",
+    "describe",
+    "listening_pid",
+    "machine_identity",
+    "probe",
+    "processes_using",
+    "redact_arguments",
+    "redact_environment",
+    "redact_text",
+    "running_sglang_servers",
+]

@@ -1,0 +1,145 @@
+"""Asks NVML about GPUs, their links and the processes on them. Reads the driver only.
+
+Runs as a script in a process of its own, because a call into a sick driver may never return;
+`facts` in the parent bounds it. A host without library, driver or GPU is a normal answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = 20.0
+"""Seconds. Without persistence mode the first call wakes every GPU, about a second each."""
+
+_PATHS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`."""
+
+_P2P = {
+    0: "ok",
+    1: "chipset-not-supported",
+    2: "gpu-not-supported",
+    3: "topology-not-supported",
+    4: "disabled",
+    5: "not-supported",
+}
+"""nvmlGpuP2PStatus_t."""
+
+
+def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
+    """Ask in a child process; the answer has `gpus`, `links`, `processes`, `driver`, `reason`."""
+    empty: dict[str, Any] = {"gpus": [], "links": [], "processes": [], "driver": None}
+    command = [sys.executable, "-I", str(Path(__file__).absolute())]
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        return {**empty, "reason": f"cannot run {sys.executable}: {error.strerror}"}
+    try:
+        output, errors = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _abandon(child)
+        return {**empty, "reason": f"NVML did not answer within {timeout:.0f} s"}
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        last = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
+        return {**empty, "reason": f"NVML gave no answer: {last[0] if last else 'no message'}"}
+    return {**empty, **answer}
+
+
+def _abandon(child: subprocess.Popen[bytes]) -> None:
+    """Kill without waiting for ever: a process stuck in the driver does not die."""
+    child.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1)
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def collect() -> dict[str, Any]:
+    """Ask NVML in this process."""
+    try:
+        import pynvml
+    except ImportError:
+        return {"reason": "nvidia-ml-py is not installed"}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"reason": f"no NVIDIA driver: {error}"}
+    try:
+        return _inventory(pynvml)
+    except pynvml.NVMLError as error:
+        return {"reason": f"NVML fails: {error}"}
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _inventory(pynvml: Any) -> dict[str, Any]:
+    handles = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
+    gpus, processes = [], []
+    for index, handle in enumerate(handles):
+        gpus.append(
+            {
+                "index": index,
+                "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
+                "compute_capability": "{}.{}".format(
+                    *pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+                ),
+                "memory_bytes": _memory(pynvml, handle),
+                "pci_bus_id": _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+            }
+        )
+        with contextlib.suppress(pynvml.NVMLError):
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                processes.append([index, process.pid, process.usedGpuMemory])
+    return {
+        "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+        "gpus": gpus,
+        "links": [
+            [one, other, *_link(pynvml, handles[one], handles[other])]
+            for one in range(len(handles))
+            for other in range(one + 1, len(handles))
+        ],
+        "processes": processes,
+        "reason": None if gpus else "the NVIDIA driver sees no GPU",
+    }
+
+
+def _memory(pynvml: Any, handle: Any) -> int | None:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        # GPUs that share the memory of the host (GB10) report none.
+        return None
+
+
+def _link(pynvml: Any, one: Any, other: Any) -> tuple[str, str]:
+    path = p2p = "unknown"
+    with contextlib.suppress(pynvml.NVMLError):
+        level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+        path = _PATHS.get(int(getattr(level, "value", level)), path)
+    with contextlib.suppress(pynvml.NVMLError):
+        # NVML_P2P_CAPS_INDEX_READ is 0, but the binding defines it as a tuple.
+        status = pynvml.nvmlDeviceGetP2PStatus(one, other, 0)
+        p2p = _P2P.get(int(getattr(status, "value", status)), p2p)
+    return path, p2p
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(collect()))
