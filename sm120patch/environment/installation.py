@@ -165,7 +165,9 @@ def _installation(
     version = _version(chosen)
     if version is None:
         return f"{chosen} names no version"
-    wheel = _same_directory(chosen.parent, root) and not _is_editable(chosen)
+    # `.egg-info` beside the package is a source tree, linked in by `setup.py develop`.
+    beside = _same_directory(chosen.parent, root) and chosen.suffix == ".dist-info"
+    wheel = beside and not _is_editable(chosen)
     record = chosen / "RECORD"
     return Installation(
         target=target,

@@ -130,13 +130,15 @@ def _digest(path: str) -> str | None:
         return None
     except OSError:
         return ""
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
-        try:
+        with open(descriptor, "rb", buffering=0, closefd=False) as stream:
             return sha256(stream.read()).hexdigest()
-        except OSError:
-            return ""
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _added(

@@ -126,11 +126,16 @@ def read_target(root: Path, path: str) -> tuple[bytes, os.stat_result] | Obstacl
         if error.errno in (errno.ENXIO, errno.ENODEV):
             return Obstacle.NOT_REGULAR
         raise HostError(f"cannot read {root / path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return Obstacle.NOT_REGULAR
-        return stream.read(), status
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read(), status
+    except OSError as error:
+        raise HostError(f"cannot read {root / path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
 
 
 def read_back(environment: Environment, expected: Mapping[tuple[str, str], str]) -> list[str]:

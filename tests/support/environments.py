@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import sysconfig
 import venv
 import zipfile
@@ -59,3 +60,55 @@ def tree_digest(root: Path) -> dict[str, str]:
         for path in sorted(root.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
+
+
+def install_editable(
+    site: Path, distribution: str, version: str, source: Path, *, finder: bool = False
+) -> None:
+    """Register a source directory as `pip install -e` does: a `.pth` line, or an import hook."""
+    stem = distribution.replace("-", "_")
+    info = f"{stem}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    url = json.dumps({"url": source.as_uri(), "dir_info": {"editable": True}})
+    contents = {
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\n",
+        f"{info}/direct_url.json": url.encode(),
+    }
+    if finder:
+        hook = f"__editable___{stem}_finder"
+        contents[f"{hook}.py"] = _FINDER.format(source=str(source)).encode()
+        contents[f"__editable__.{stem}-{version}.pth"] = (
+            f"import {hook}; {hook}.install()\n".encode()
+        )
+    else:
+        contents[f"__editable__.{stem}-{version}.pth"] = f"{source}\n".encode()
+    record = "".join(record_line(path, data) for path, data in contents.items())
+    contents[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
+    for path, data in contents.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(data)
+
+
+_FINDER = """\
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        return PathFinder.find_spec(fullname, [{source!r}]) if "." not in fullname else None
+
+def install():
+    sys.meta_path.append(Finder)
+"""
+
+
+def commit_all(work_tree: Path) -> str:
+    """Make `work_tree` a git repository whose HEAD holds everything in it; return the commit."""
+    from git import Actor, Repo
+
+    with Repo.init(work_tree) as repo:
+        repo.git.add("--all")
+        author = Actor("Test", "test@example.org")
+        return repo.index.commit("Content", author=author, committer=author).hexsha
