@@ -97,7 +97,7 @@ class ContentPlanner:
             for change in self._catalogue.get(name).changes:
                 if change.optional and change.id not in desired[name].selected:
                     continue
-                choice, _reason = choose(change, self._versions)
+                choice, _reason = choose(change, self.versions)
                 if isinstance(choice, Variant) and change.target in self._snapshot.targets:
                     keys.add((change.target, choice.path))
         return keys
@@ -149,7 +149,7 @@ class ContentPlanner:
         for change in patch_set.changes:
             if change.optional and change.id not in record.selected:
                 continue
-            choice, _reason = choose(change, self._versions)
+            choice, _reason = choose(change, self.versions)
             if not isinstance(choice, Variant) or (change.target, choice.path) not in keys:
                 continue
             if not touched and record.digest != patch_set.digest:

@@ -7,6 +7,7 @@ either absent, the last complete state, or the next complete state.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,18 +42,22 @@ class JournalFile:
 
 @dataclass(frozen=True)
 class CacheScope:
-    """Which build caches follow the swap, and under which content keys they are put away."""
+    """Which build caches follow the swap: what the FlashInfer files hold on either side."""
 
-    workspaces: tuple[str, ...]
+    homes: tuple[str, ...]
+    """Homes and workspace bases below which `.cache/flashinfer` is looked for."""
     root: str
     version: str
-    changed: tuple[str, ...]
-    a_key: str
-    b_key: str
+    """FlashInfer's own version string, which names the cache directory."""
+    pristine: tuple[str, ...]
+    """Digests of upstream's contents of the files concerned."""
+    a_patched: Mapping[str, str]
+    """Path -> sha256 of every FlashInfer file that is not upstream's on side `a`."""
+    b_patched: Mapping[str, str]
 
-    def key(self, side: Side) -> str:
-        """Content key of that side."""
-        return self.a_key if side == "a" else self.b_key
+    def patched(self, side: Side) -> Mapping[str, str]:
+        """Files that are not upstream's on that side."""
+        return self.a_patched if side == "a" else self.b_patched
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ def read_journal(path: Path) -> Journal | None:
         files = tuple(JournalFile(**entry) for entry in data.pop("files"))
         caches = data.pop("caches")
         if caches is not None:
-            lists = {name: tuple(caches.pop(name)) for name in ("workspaces", "changed")}
-            caches = CacheScope(**caches, **lists)
+            homes, pristine = tuple(caches.pop("homes")), tuple(caches.pop("pristine"))
+            caches = CacheScope(homes=homes, pristine=pristine, **caches)
         sets = tuple(data.pop("sets"))
         journal = Journal(**data, sets=sets, files=files, caches=caches)
         _check(journal)

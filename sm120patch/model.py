@@ -426,6 +426,8 @@ class Plan:
     """What other sets on disk need; both arms of a verification get it."""
     engagement: tuple[Engagement, ...]
     verification: VerificationPolicy
+    based_on: str
+    """`history_digest` of the ledger state that the plan starts from."""
     applicability: str
     """`confirmed`, or `unconfirmed` while the GPU is unknown."""
     notes: tuple[str, ...] = ()
@@ -460,5 +462,21 @@ def content_digest(files: Mapping[tuple[str, str], str], versions: Mapping[str, 
         {
             "files": [[t, p, files[t, p]] for t, p in sorted(files)],
             "versions": dict(sorted(versions.items())),
+        }
+    )
+
+
+def history_digest(history: History) -> str:
+    """Digest of what the ledger says is on disk; a plan made from another state is stale."""
+    return digest_of(
+        {
+            "active": [
+                [s.id, s.revision, s.role.value, list(s.selected), s.digest]
+                for _, s in sorted(history.active.items())
+            ],
+            "files": [
+                [f.target, f.path, f.version, f.current_sha256, list(f.changes)]
+                for _, f in sorted(history.files.items())
+            ],
         }
     )

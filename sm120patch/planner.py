@@ -30,6 +30,7 @@ from sm120patch.model import (
     State,
     Variant,
     Window,
+    history_digest,
     sha256_hex,
 )
 from sm120patch.policy import merge_launches, merge_policies
@@ -329,6 +330,7 @@ class _Planner:
             verification=merge_policies(
                 [self._catalogue.get(n).verification for n in requested or known]
             ),
+            based_on=history_digest(self._history),
             applicability="unconfirmed" if unconfirmed else "confirmed",
         )
 

@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from sm120patch import disk
@@ -89,6 +89,8 @@ class Settings:
     """Side that is on disk now."""
     pycache_prefix: str | None = None
     caches: CacheScope | None = None
+    mtimes: Mapping[str, int] = field(default_factory=dict)
+    """Path of a FlashInfer file -> time that keeps a stored build of the new content valid."""
 
 
 class Transaction:
@@ -111,6 +113,7 @@ class Transaction:
         with held_back():
             self._write(moving_to=side)
             pending = self._pending(side)
+            self._park_caches()
             staged = [(entry, self._stage(entry, side)) for entry in pending]
             for entry, (temporary, path) in staged:
                 temporary.replace(path)
@@ -163,16 +166,20 @@ class Transaction:
         for entry in self.journal.files:
             bytecode.purge(Path(entry.root), entry.path, Path(tree) if tree else None)
         self._checkpoint("purge bytecode")
-        self._swap_caches(side)
+        self._place_caches(side)
 
-    def _swap_caches(self, side: Side) -> None:
-        scope = self.journal.caches
-        if scope is None:
-            return
-        from sm120patch.caches import switch
+    def _park_caches(self) -> None:
+        if self.journal.caches is not None:
+            from sm120patch.caches import switch
 
-        # No server runs during a swap, so an unmarked build belongs to the side we come from.
-        switch.switch(scope, scope.key(self.journal.at), scope.key(side), self._checkpoint)
+            # No server runs during a swap, so a build without a mark is of the side we come from.
+            switch.park(self.journal.caches, self.journal.at, self._store.get, self._checkpoint)
+
+    def _place_caches(self, side: Side) -> None:
+        if self.journal.caches is not None:
+            from sm120patch.caches import switch
+
+            switch.place(self.journal.caches, side, self._store.get, self._checkpoint)
 
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
@@ -193,8 +200,12 @@ class Transaction:
             self._checkpoint("ledger commit")
             self._close()
 
-    def abort(self) -> None:
-        """Bring the decided side back and close; RecoveryNeededError when even that fails."""
+    def abort(self) -> bool:
+        """Bring the decided side back and close; True when that undid the transaction.
+
+        False: the ledger had committed already, so the committed side holds. Raises
+        RecoveryNeededError when the side cannot be brought back.
+        """
         try:
             with held_back():
                 self._remove_temporaries()
@@ -210,6 +221,7 @@ class Transaction:
                 hint="mend the cause, then run `sm120patch recover`",
                 details={"journal": str(self._state.journal)},
             ) from error
+        return committed_event(self._state, self.journal.tx) is None
 
     def _remove_temporaries(self) -> None:
         for entry in self.journal.files:
@@ -233,10 +245,15 @@ class Transaction:
         return [e.path for e in foreign]
 
 
+def committed_event(state: StateDirectory, tx: str) -> Event | None:
+    """Return the ledger's event for that transaction: the proof that it took effect."""
+    with read_ledger(state.ledger) as ledger:
+        return ledger.committed(tx) if ledger is not None else None
+
+
 def decided_side(state: StateDirectory, journal: Journal) -> Side:
     """Side that must hold: the one the ledger committed, else the one to restore."""
-    with read_ledger(state.ledger) as ledger:
-        committed = ledger.committed(journal.tx) if ledger is not None else None
+    committed = committed_event(state, journal.tx)
     if committed is None:
         return journal.restore
     return "a" if committed.data.get("end") == "a" else "b"
@@ -285,14 +302,13 @@ def begin(
         if state.journal.exists():
             raise RuntimeError("a transaction ended without commit")
     except BaseException as error:
-        if state.journal.exists():
-            transaction.abort()
-            if isinstance(error, OSError):
-                raise RolledBackError(
-                    f"{settings.command!r} failed and was rolled back: {error}",
-                    hint="every file holds its content from before; mend the cause and repeat",
-                    details={"errno": error.errno},
-                ) from error
+        undone = transaction.abort() if state.journal.exists() else False
+        if undone and isinstance(error, OSError):
+            raise RolledBackError(
+                f"{settings.command!r} failed and was rolled back: {error}",
+                hint="every file holds its content from before; mend the cause and repeat",
+                details={"errno": error.errno},
+            ) from error
         raise
 
 
@@ -317,7 +333,7 @@ def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
         restore=settings.restore,
         at=settings.start,
         moving_to=None,
-        files=tuple(_journal_file(step, settings.start) for step in steps),
+        files=tuple(_journal_file(step, settings) for step in steps),
         pycache_prefix=settings.pycache_prefix,
         caches=settings.caches,
         pid=os.getpid(),
@@ -325,16 +341,17 @@ def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
     )
 
 
-def _journal_file(step: FileStep, start: Side) -> JournalFile:
+def _journal_file(step: FileStep, settings: Settings) -> JournalFile:
     present = target_path(step.root, step.path).stat().st_mtime_ns
     if step.to_pristine:
         other = step.pristine_mtime_ns
     else:
         # A whole second apart, or same-size sources would keep their old bytecode.
-        other = max(time.time_ns(), (present // 10**9 + 1) * 10**9)
+        fresh = max(time.time_ns(), (present // 10**9 + 1) * 10**9)
+        other = settings.mtimes.get(step.path, fresh)
     before = (step.before_sha256, present)
     after = (step.after_sha256, other)
-    a, b = (before, after) if start == "a" else (after, before)
+    a, b = (before, after) if settings.start == "a" else (after, before)
     return JournalFile(step.target, step.root, step.path, a[0], a[1], b[0], b[1])
 
 

@@ -1,0 +1,299 @@
+"""Commands that change an environment: apply, verify, revert, recover, init."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sm120patch.cli.options import (
+    environment_options,
+    gpu_option,
+    output_option,
+    running_option,
+    sets_argument,
+    with_option,
+)
+from sm120patch.cli.output import Output
+from sm120patch.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from sm120patch.cli.progress import Progress
+    from sm120patch.model import Plan
+    from sm120patch.operations.changing import Change, Demands
+    from sm120patch.operations.site import Site
+    from sm120patch.verify.profile import Profile
+
+pass_output = click.make_pass_decorator(Output)
+profile_option = click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Verification profile (default: ./sm120patch.toml; see `init`).",
+)
+goal_option = click.option(
+    "--goal",
+    type=click.Choice(["speed", "no-regression"]),
+    help="Demand more or less than the manifest does.",
+)
+time_option = click.option(
+    "--max-time", type=click.FloatRange(min=1), metavar="SECONDS", help="Bound the verification."
+)
+
+
+def _command_line() -> str:
+    return shlex.join(["sm120patch", *sys.argv[1:]])[:500]
+
+
+@click.command()
+@sets_argument()
+@with_option
+@profile_option
+@goal_option
+@time_option
+@click.option("--no-verify", is_flag=True, help="Stage only: the sets will not count as applied.")
+@click.option("--dry-run", is_flag=True, help="Show plan and command lines; write nothing.")
+@click.option("--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest.")
+@running_option
+@gpu_option
+@environment_options
+@pass_output
+def apply(
+    output: Output,
+    sets: tuple[str, ...],
+    selected: tuple[str, ...],
+    profile: Path | None,
+    goal: str | None,
+    max_time: float | None,
+    no_verify: bool,
+    dry_run: bool,
+    expect: str | None,
+    allow_running: bool,
+    gpu: str | None,
+    env: str | None,
+    python: str | None,
+    catalogue: Path | None,
+) -> int:
+    """Patch the environment, verify by benchmark, and keep the sets only if they pass.
+
+    The server is started without and with the sets; a regression, broken answers or code that
+    does not run put every file back.
+    """
+    from sm120patch.operations import changing, planning
+    from sm120patch.operations.site import open_site
+    from sm120patch.planner import Request
+    from sm120patch.render import plan_text
+    from sm120patch.transaction import require_settled
+
+    demands = changing.Demands.of(goal, max_time)
+    site = open_site(env, python, catalogue=catalogue)
+    require_settled(site.state)
+    chosen = None if no_verify else changing.find_profile(profile, site, Path.cwd())
+    request = Request("apply", sets, selected)
+    capability = planning.capability_of(gpu, changing.declared_capability(chosen))
+    plan = planning.plan_request(site, request, capability, expect=expect)
+    if dry_run:
+        return _show_plan(output, plan, chosen, demands)
+    owed = not no_verify and changing.verification_owed(site, request, plan)
+    if plan.is_noop and not owed:
+        return _report(output, site, changing.Change(plan, "nothing"))
+    if owed and chosen is None:
+        raise changing.no_profile(Path.cwd())
+    output.talk(plan_text(plan, diffs=False))
+    if chosen is not None:
+        changing.preview(plan, chosen, demands)
+    _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
+    change = changing.apply(
+        site, request, plan, chosen, _progress(output), command=_command_line(), demands=demands
+    )
+    return _report(output, site, change)
+
+
+@click.command()
+@sets_argument()
+@profile_option
+@goal_option
+@time_option
+@running_option
+@environment_options
+@pass_output
+def verify(
+    output: Output,
+    sets: tuple[str, ...],
+    profile: Path | None,
+    goal: str | None,
+    max_time: float | None,
+    allow_running: bool,
+    env: str | None,
+    python: str | None,
+    catalogue: Path | None,
+) -> int:
+    """Verify sets that are on disk already (staged, or applied on another host).
+
+    A pass makes them applied; a regression takes them off.
+    """
+    from sm120patch.operations import changing
+    from sm120patch.operations.site import open_site
+    from sm120patch.transaction import require_settled
+
+    site = open_site(env, python, catalogue=catalogue)
+    require_settled(site.state)
+    demands = changing.Demands.of(goal, max_time)
+    plan = changing.verification_plan(site, sets)
+    chosen = changing.find_profile(profile, site, Path.cwd())
+    if chosen is None:
+        raise changing.no_profile(Path.cwd())
+    changing.preview(plan, chosen, demands)
+    _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
+    change = changing.verify(
+        site, sets, chosen, _progress(output), command=_command_line(), demands=demands
+    )
+    return _report(output, site, change)
+
+
+@click.command()
+@sets_argument(required=False)
+@click.option("--all", "everything", is_flag=True, help="Take every set off.")
+@click.option("--cascade", is_flag=True, help="Take off also the sets that need the named ones.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
+@running_option
+@environment_options
+@pass_output
+def revert(
+    output: Output,
+    sets: tuple[str, ...],
+    everything: bool,
+    cascade: bool,
+    dry_run: bool,
+    allow_running: bool,
+    env: str | None,
+    python: str | None,
+    catalogue: Path | None,
+) -> int:
+    """Take sets off again: every file gets upstream's bytes and mode back.
+
+    Other sets stay as they are, whatever the order in which they came.
+    """
+    from sm120patch.operations import changing, planning
+    from sm120patch.operations.site import open_site
+    from sm120patch.planner import Request
+    from sm120patch.render import plan_text
+    from sm120patch.transaction import require_settled
+
+    if bool(sets) == everything:
+        raise UsageError("name the sets to take off, or give --all", hint="see `sm120patch status`")
+    site = open_site(env, python, catalogue=catalogue)
+    require_settled(site.state)
+    names = tuple(site.history().active) if everything else sets
+    request = Request("revert", names, cascade=cascade or everything)
+    plan = planning.plan_request(site, request, None)
+    if dry_run:
+        return _show_plan(output, plan, None, changing.Demands())
+    if not plan.is_noop:
+        output.talk(plan_text(plan, diffs=False))
+        _warn(output, changing.guard_processes(site, None, allow=allow_running))
+    return _report(output, site, changing.revert(site, plan, command=_command_line()))
+
+
+@click.command()
+@click.option(
+    "--keep-foreign",
+    is_flag=True,
+    help="Leave files that something else changed meanwhile as they are, and settle the rest.",
+)
+@environment_options
+@pass_output
+def recover(
+    output: Output, keep_foreign: bool, env: str | None, python: str | None, catalogue: Path | None
+) -> int:
+    """Finish or undo a command that was interrupted (killed, power loss)."""
+    from sm120patch.operations import changing
+    from sm120patch.operations.site import open_site
+
+    result = changing.recover(
+        open_site(env, python, catalogue=catalogue), keep_foreign=keep_foreign
+    )
+    if result is None:
+        output.data({"outcome": "nothing"}, "nothing to recover")
+        return ExitCode.OK
+    text = f"{result.outcome}: {result.command}"
+    text += "".join(f"\nleft as found: {path}" for path in result.kept_foreign)
+    output.data(
+        {
+            "outcome": result.outcome,
+            "command": result.command,
+            "kept_foreign": list(result.kept_foreign),
+        },
+        text,
+    )
+    return ExitCode.OK
+
+
+@click.command()
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("sm120patch.toml"),
+    show_default=True,
+    help="File to write.",
+)
+@click.option("--pid", type=int, help="Take the command line of this SGLang server.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@output_option
+@pass_output
+def init(output: Output, profile: Path, pid: int | None, force: bool) -> int:
+    """Write a commented verification profile, from a running SGLang server if there is one.
+
+    Secrets of its command line and environment are never copied.
+    """
+    from sm120patch.operations.initialising import write_profile
+
+    result = write_profile(profile, pid=pid, force=force)
+    output.data(
+        {"path": str(result.path), "pid": result.pid, "servers": list(result.servers)}, result.text
+    )
+    return ExitCode.OK
+
+
+# --- shared ------------------------------------------------------------------------------------
+
+
+def _progress(output: Output) -> Progress:
+    from sm120patch.cli.progress import Progress
+
+    return Progress(output.talk)
+
+
+def _warn(output: Output, processes: list[str]) -> None:
+    for line in processes:
+        output.talk(f"warning: keeps the old code until it is restarted: {line}")
+
+
+def _show_plan(output: Output, plan: Plan, profile: Profile | None, demands: Demands) -> int:
+    from sm120patch.operations import changing
+    from sm120patch.render import plan_dict, plan_text
+
+    result = plan_dict(plan)
+    if profile is not None:
+        arms = changing.preview(plan, profile, demands)
+        result["commands"] = {"baseline": arms.baseline.shown, "patched": arms.patched.shown}
+        output.talk(f"baseline: {arms.baseline.shown}\npatched:  {arms.patched.shown}")
+    output.data(result, plan_text(plan, diffs=True))
+    return ExitCode.OK
+
+
+def _report(output: Output, site: Site, change: Change) -> int:
+    """Print what holds now, read back from disk and ledger."""
+    from sm120patch.cli.outcome import change_dict, change_text, exit_code
+    from sm120patch.operations import inspecting
+
+    status = inspecting.status(site)
+    concerned = [s for s in status.sets if s.id in change.plan.states]
+    code = exit_code(change)
+    output.data(change_dict(change, concerned), change_text(change, concerned), code)
+    return code
+
+
+COMMANDS: tuple[click.Command, ...] = (apply, verify, revert, recover, init)

@@ -1,0 +1,61 @@
+"""Long text for `show`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from sm120patch.model import Change, Launch, PatchSet
+from sm120patch.render import clean, launch_text
+
+WIDTH = 96
+
+
+def describe_set(patch_set: PatchSet) -> str:
+    """Return everything the catalogue knows about a set, for people."""
+    policy = patch_set.verification
+    lines = [
+        f"{patch_set.id} (revision {patch_set.revision}): {patch_set.title}",
+        "",
+        *_wrap(patch_set.description),
+        "",
+        f"for compute capability  {', '.join(patch_set.compute_capability) or 'any'}",
+        f"upstream                {patch_set.upstream_status} (checked {patch_set.last_checked})",
+        *_wrap(patch_set.upstream_reason, " " * 24),
+        f"must show               {policy.goal.value}, margin {policy.margin:.0%}",
+    ]
+    if patch_set.depends:
+        lines.append(f"takes along             {', '.join(patch_set.depends)}")
+    for change in patch_set.changes:
+        lines += ["", *_change(change)]
+    lines += _launch(patch_set)
+    if patch_set.known_results:
+        lines += ["", "known results"]
+    for known in patch_set.known_results:
+        mark = "harmful: " if known.harmful else ""
+        lines.append(f"  {known.topology}: {mark}{known.effect}  [{known.source}]")
+    return clean("\n".join(lines))
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent
+    )
+
+
+def _change(change: Change) -> Iterator[str]:
+    optional = f"  (optional, off unless --with {change.id})" if change.optional else ""
+    yield f"change {change.id}: {change.summary}{optional}"
+    yield from _wrap(change.description, "  ")
+    for variant in change.variants:
+        yield f"  {change.target} {variant.versions}: {variant.kind.value} of {variant.path}"
+    for window in change.windows:
+        yield f"  {change.target} {window.versions}: {window.outcome}: {window.reason}"
+
+
+def _launch(patch_set: PatchSet) -> list[str]:
+    lines = []
+    for options in patch_set.launch:
+        text = launch_text(Launch(options.args, options.env))
+        lines.append(f"  {options.target} {options.versions}: {text}")
+    return ["", "does nothing unless the server is started with", *lines] if lines else []

@@ -1,0 +1,171 @@
+"""Commands that only look: list, show, plan, status, history, audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sm120patch.cli.options import (
+    environment_options,
+    gpu_option,
+    output_option,
+    set_argument,
+    sets_argument,
+    with_option,
+)
+from sm120patch.cli.output import Output
+from sm120patch.errors import ExitCode
+
+pass_output = click.make_pass_decorator(Output)
+
+
+@click.command("list")
+@click.option("--catalogue", type=click.Path(path_type=Path, file_okay=False), hidden=True)
+@output_option
+@pass_output
+def list_sets(output: Output, catalogue: Path | None) -> int:
+    """Show the patch sets of the catalogue."""
+    from sm120patch import catalogue as catalogues
+    from sm120patch.render import set_dict, table
+
+    sets = catalogues.load(catalogue).sets.values()
+    rows = [(s.id, f"r{s.revision}", s.verification.goal.value, s.title) for s in sets]
+    output.data({"sets": [set_dict(s) for s in sets]}, table(rows))
+    return ExitCode.OK
+
+
+@click.command()
+@set_argument
+@click.option("--catalogue", type=click.Path(path_type=Path, file_okay=False), hidden=True)
+@output_option
+@pass_output
+def show(output: Output, set_id: str, catalogue: Path | None) -> int:
+    """Show what a set changes, on which versions, what it needs and what is known of it."""
+    from sm120patch import catalogue as catalogues
+    from sm120patch.cli.describe import describe_set
+    from sm120patch.render import set_dict
+
+    found = catalogues.load(catalogue).get(set_id)
+    output.data(set_dict(found), describe_set(found))
+    return ExitCode.OK
+
+
+@click.command()
+@sets_argument()
+@with_option
+@click.option("--revert", is_flag=True, help="Plan taking the sets off instead.")
+@click.option("--cascade", is_flag=True, help="With --revert: also the sets that need them.")
+@gpu_option
+@environment_options
+@pass_output
+def plan(
+    output: Output,
+    sets: tuple[str, ...],
+    selected: tuple[str, ...],
+    revert: bool,
+    cascade: bool,
+    gpu: str | None,
+    env: str | None,
+    python: str | None,
+    catalogue: Path | None,
+) -> int:
+    """Show every file and line that `apply SET...` would change. Writes nothing."""
+    from sm120patch.operations.planning import capability_of, plan_request
+    from sm120patch.operations.site import open_site
+    from sm120patch.planner import Request
+    from sm120patch.render import plan_dict, plan_text
+
+    site = open_site(env, python, catalogue=catalogue)
+    request = Request("revert" if revert else "apply", sets, selected, cascade)
+    result = plan_request(site, request, capability_of(gpu))
+    output.data(plan_dict(result), plan_text(result, diffs=True))
+    return ExitCode.OK
+
+
+@click.command()
+@gpu_option
+@environment_options
+@pass_output
+def status(
+    output: Output, gpu: str | None, env: str | None, python: str | None, catalogue: Path | None
+) -> int:
+    """Show the state of every set in the environment; patched files are hashed again."""
+    from sm120patch.operations import inspecting
+    from sm120patch.operations.planning import capability_of
+    from sm120patch.operations.site import open_site
+    from sm120patch.render import status_dict, status_rows, table
+
+    result = inspecting.status(open_site(env, python, catalogue=catalogue), capability_of(gpu))
+    versions = ", ".join(f"{n} {v}" for n, v in sorted(result.versions.items())) or "no target"
+    lines = [f"{result.prefix}  ({versions})", table(status_rows(result.sets))]
+    if result.interrupted:
+        lines.append(f"interrupted: {result.interrupted!r}; run `sm120patch recover`")
+    output.data(
+        {
+            "prefix": result.prefix,
+            "python": result.python,
+            "versions": dict(result.versions),
+            "missing": dict(result.missing),
+            "interrupted": result.interrupted,
+            "sets": [status_dict(s) for s in result.sets],
+        },
+        "\n".join(lines),
+    )
+    return ExitCode.RECOVERY_NEEDED if result.interrupted else ExitCode.OK
+
+
+@click.command()
+@click.argument("set_id", metavar="[SET]", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@environment_options
+@pass_output
+def history(
+    output: Output,
+    set_id: str | None,
+    limit: int,
+    env: str | None,
+    python: str | None,
+    catalogue: Path | None,
+) -> int:
+    """Show what was done to the environment, newest first."""
+    from sm120patch.operations import inspecting
+    from sm120patch.operations.site import open_site
+    from sm120patch.render import event_dict, table
+
+    events = inspecting.history(open_site(env, python, catalogue=catalogue), set_id, limit)
+    rows = [
+        (e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", ""))) for e in events
+    ]
+    output.data({"events": [event_dict(e) for e in events]}, table(rows) or "nothing was done here")
+    return ExitCode.OK
+
+
+@click.command()
+@environment_options
+@pass_output
+def audit(output: Output, env: str | None, python: str | None, catalogue: Path | None) -> int:
+    """Compare every installed file with upstream's and the ledger's; exit 1 on findings."""
+    from sm120patch.audit import audit_environment, finding_dict
+    from sm120patch.operations.site import open_site
+    from sm120patch.render import table
+
+    result = audit_environment(open_site(env, python, catalogue=catalogue))
+    rows = [(f.kind, f.target, f.path, f.detail) for f in result.findings]
+    checked = ", ".join(f"{n} {v}: {result.files[n]} files" for n, v in result.versions.items())
+    summary = f"{result.prefix}: {checked or 'no target installed'}"
+    verdict = f"{len(rows)} findings" if rows else "no findings"
+    output.data(
+        {
+            "prefix": result.prefix,
+            "versions": dict(result.versions),
+            "files": dict(result.files),
+            "findings": [finding_dict(f) for f in result.findings],
+        },
+        "\n".join(filter(None, [table(rows), f"{summary}: {verdict}"])),
+        ExitCode.FINDINGS if rows else ExitCode.OK,
+    )
+    return ExitCode.FINDINGS if rows else ExitCode.OK
+
+
+COMMANDS: tuple[click.Command, ...] = (list_sets, show, plan, status, history, audit)

@@ -1,0 +1,96 @@
+"""Entry point: the command group and the one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from sm120patch import __version__
+from sm120patch.cli import changing, looking
+from sm120patch.cli.output import Output
+from sm120patch.errors import ExitCode, Sm120PatchError
+from sm120patch.signals import raise_on_termination
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 findings, 2 usage, 3 catalogue, 4 not applicable, 5 conflict, "
+    "6 rolled back, 7 recovery needed, 8 not verified, 9 busy, 10 host, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="sm120patch")
+def cli() -> None:
+    """Apply, verify and revert source patches of SGLang and FlashInfer on SM120 GPUs."""
+
+
+for _command in (*looking.COMMANDS, *changing.COMMANDS):
+    cli.add_command(_command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    output = Output()
+    try:
+        code = cli.main(
+            None if arguments is None else list(arguments),
+            prog_name="sm120patch",
+            standalone_mode=False,
+            obj=output,
+        )
+        sys.stdout.flush()
+    except click.Abort:
+        return int(ExitCode.INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.USAGE)
+    except Sm120PatchError as error:
+        output.error(error)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        output.talk("interrupted; `sm120patch status` shows where the environment stands")
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has gone; Python must not complain again while it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except Exception as error:
+        return _bug(output, error)
+    return int(code) if isinstance(code, int) else int(ExitCode.OK)
+
+
+def _bug(output: Output, error: Exception) -> int:
+    """Write what is needed to mend the bug to a file and name it in one line."""
+    text = "".join(
+        [
+            f"sm120patch {__version__}\npython {sys.version}\nplatform {sys.platform}\n",
+            f"arguments {sys.argv[1:]}\n\n",
+            *traceback.format_exception(error),
+        ]
+    )
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    log = Path(state) / "sm120patch" / f"crash-{os.getpid()}.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+        where = str(log)
+    except OSError:
+        output.talk(text)
+        where = "the text above"
+    output.error(
+        Sm120PatchError(
+            f"unexpected {type(error).__name__}: {error}",
+            code="bug",
+            hint=f"please report it with {where}; `sm120patch status` shows the environment",
+        )
+    )
+    return int(ExitCode.BUG)
+
+
+def main() -> None:
+    """Console script."""
+    raise_on_termination()
+    sys.exit(run())

@@ -1,0 +1,71 @@
+"""Words, data and exit code for what a changing command did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sm120patch.errors import ExitCode
+from sm120patch.model import State
+from sm120patch.operations.changing import Change
+from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows, table
+from sm120patch.state import SetStatus
+
+
+def exit_code(change: Change) -> ExitCode:
+    """0 when what was asked holds; 8 for any verdict but a pass."""
+    verified = change.verified
+    if verified is not None and not (verified.outcome.passed and verified.confirmed):
+        return ExitCode.NOT_VERIFIED
+    return ExitCode.OK
+
+
+def change_dict(change: Change, statuses: Sequence[SetStatus]) -> dict[str, object]:
+    """Return the JSON-ready result of a changing command."""
+    verified = change.verified
+    return {
+        "outcome": change.outcome,
+        "plan": plan_dict(change.plan),
+        "sets": [status_dict(s) for s in statuses],
+        "launch": launch_dict(change.plan.launch) if _kept(change) else None,
+        "verification": None if verified is None else dict(verified.outcome.summary),
+        "event": None if verified is None else verified.event,
+    }
+
+
+def change_text(change: Change, statuses: Sequence[SetStatus]) -> str:
+    """Return the result for people: what holds now, and what to do next."""
+    lines = [table(status_rows(statuses)), *_summary(change)]
+    launch = launch_text(change.plan.launch)
+    if _kept(change) and launch:
+        lines.append(f"restart your server with: {launch}")
+    elif _kept(change) and change.plan.files:
+        lines.append("restart your server: running processes keep the old code")
+    elif change.outcome == "reverted":
+        lines.append("restart your server without the options of the sets")
+    return "\n".join(line for line in lines if line)
+
+
+def _kept(change: Change) -> bool:
+    return change.outcome in ("applied", "verified", "staged")
+
+
+def _summary(change: Change) -> list[str]:
+    names = ", ".join(change.plan.requested)
+    verified = change.verified
+    if change.outcome == "nothing":
+        states = set(change.plan.states.values())
+        done = "upstream has it" if states == {State.UPSTREAM} else "nothing to do"
+        return [f"{names or 'no set'}: {done}"]
+    if change.outcome == "reverted":
+        return [f"reverted: {', '.join(change.plan.remove)}"]
+    if change.outcome == "rejected" and verified is not None:
+        return [f"rejected ({verified.outcome.verdict}): every file holds its content from before"]
+    if change.outcome != "staged":
+        return []
+    lines = ["staged, NOT verified: this does not count as applied"]
+    if verified is None:
+        return [*lines, f"next: sm120patch verify {' '.join(change.plan.requested)}"]
+    if not verified.confirmed:
+        return [*lines, "the GPU is unknown, so a pass cannot count: name it with --gpu 12.0"]
+    advice = verified.outcome.decision.advice
+    return [*lines, f"{verified.outcome.verdict}: {advice or 'measure again'}"]

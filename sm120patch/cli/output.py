@@ -1,0 +1,64 @@
+"""Print results and errors: data on stdout, talk on stderr, one JSON envelope for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sm120patch.errors import ExitCode, Sm120PatchError
+
+SCHEMA = 1
+
+
+@dataclass
+class Output:
+    """How one command speaks; `command` names it in the envelope."""
+
+    as_json: bool = False
+    command: str = ""
+
+    def data(self, result: Mapping[str, object], text: str, code: ExitCode = ExitCode.OK) -> None:
+        """Print the result: the envelope with `--output json`, else `text`."""
+        if self.as_json:
+            self._envelope(result, code, None)
+        elif text:
+            sys.stdout.write(text.rstrip("\n") + "\n")
+
+    def error(self, error: Sm120PatchError) -> None:
+        """Print an expected failure, with its hint."""
+        if self.as_json:
+            self._envelope(None, error.exit_code, error)
+            return
+        self.talk(f"error: {error.message}")
+        if error.hint:
+            self.talk(f"hint: {error.hint}")
+
+    def talk(self, text: str) -> None:
+        """Say something to the person at the terminal."""
+        sys.stderr.write(text.rstrip("\n") + "\n")
+        sys.stderr.flush()
+
+    def _envelope(
+        self, result: Mapping[str, object] | None, code: ExitCode, error: Sm120PatchError | None
+    ) -> None:
+        errors = []
+        if error is not None:
+            errors.append(
+                {
+                    "code": error.code,
+                    "message": error.message,
+                    "hint": error.hint,
+                    "details": dict(error.details),
+                }
+            )
+        envelope = {
+            "schema": SCHEMA,
+            "command": self.command,
+            "ok": code is ExitCode.OK,
+            "exit_code": int(code),
+            "result": result,
+            "errors": errors,
+        }
+        sys.stdout.write(json.dumps(envelope, indent=2, sort_keys=True, default=str) + "\n")

@@ -1,0 +1,1 @@
+"""What the commands do: plain functions with explicit arguments that return results."""

@@ -1,0 +1,296 @@
+"""`apply`, `verify`, `revert` and `recover` from end to end: look, lock, look again, act."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from sm120patch import transaction
+from sm120patch.caches import flashinfer
+from sm120patch.claims import sync_claims
+from sm120patch.environment import writable
+from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
+from sm120patch.model import Goal, Plan, State, VerificationPolicy, history_digest
+from sm120patch.operations import inspecting, planning, staging, verifying
+from sm120patch.operations.site import Site
+from sm120patch.planner import Request
+from sm120patch.verify.commandline import Arms
+from sm120patch.verify.profile import Profile
+from sm120patch.verify.profile import load as load_profile
+from sm120patch.verify.reporting import Reporter
+
+PROFILE_NAME = "sm120patch.toml"
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What the user asks of a verification beyond the manifest."""
+
+    goal: Goal | None = None
+    max_time: float | None = None
+    """Seconds for the whole verification."""
+
+    @classmethod
+    def of(cls, goal: str | None, max_time: float | None) -> Demands:
+        """Build from the words of the command line."""
+        return cls(None if goal is None else Goal(goal), max_time)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a changing command did."""
+
+    plan: Plan
+    outcome: str
+    """`nothing`, `staged`, `applied`, `verified`, `rejected` or `reverted`."""
+    verified: verifying.Verified | None = None
+
+
+def find_profile(path: Path | None, site: Site, directory: Path) -> Profile | None:
+    """Load `--profile`, else `sm120patch.toml` of the working directory; None without either."""
+    chosen = path or directory / PROFILE_NAME
+    if path is None and not chosen.exists():
+        return None
+    environment = site.environment
+    return load_profile(chosen, python=str(environment.python), prefix=str(environment.prefix))
+
+
+def no_profile(directory: Path) -> UsageError:
+    """Error for a verification that nobody said how to do; nothing has been written."""
+    return UsageError(
+        "a set counts as applied only after a verification, and there is no profile that says"
+        f" how to start your server: no --profile, no {PROFILE_NAME} in {directory}",
+        code="no-profile",
+        hint="write one with `sm120patch init`, or stage without verification: --no-verify",
+    )
+
+
+def declared_capability(profile: Profile | None) -> str | None:
+    """Compute capability that a simulated host declares, when the profile starts one."""
+    if profile is None or "sm120patch.simhost" not in profile.server.command:
+        return None
+    from sm120patch.simhost import scenario_facts, scenario_names
+
+    command = profile.server.command
+    named = [value for option, value in pairwise(command) if option == "--scenario"]
+    if not named or named[0] not in scenario_names():
+        return None
+    return scenario_facts(named[0]).compute_capability
+
+
+def guard_writes(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Refuse before the first write what would fail half way or have no effect."""
+    staging.refuse_traps(site, plan, environ)
+    for directory in sorted({Path(s.root, s.path).parent for s in plan.files}):
+        reason = writable(directory)
+        if reason:
+            raise HostError(
+                f"{directory} cannot be written: {reason}",
+                hint="run as the owner of the environment, or make its file system writable",
+                details={"path": str(directory)},
+            )
+
+
+def guard_processes(site: Site, profile: Profile | None, *, allow: bool) -> list[str]:
+    """Name the processes that use the environment or the GPUs; BusyError unless allowed.
+
+    The server of an `external` profile is expected to run: its restart command replaces it.
+    """
+    from sm120patch import host
+
+    environment = site.environment
+    roots = [i.root / i.package for i in environment.installations.values()]
+    homes = staging.known_homes(site) | set(verifying.homes_of(profile) if profile else [])
+    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
+    expected = _expected_processes(profile)
+    lines = [
+        f"pid {p.pid}: {' '.join(p.cmdline)[:100] or '(unknown)'} ({p.why})"
+        for p in found
+        if p.pid not in expected
+    ]
+    if lines and not allow:
+        raise BusyError(
+            "running processes use this environment or its GPUs:\n"
+            + "\n".join(f"  - {line}" for line in lines),
+            code="in-use",
+            hint="stop them, or add --allow-running: they keep the old code until restarted",
+            details={"processes": lines},
+        )
+    return lines
+
+
+def _expected_processes(profile: Profile | None) -> set[int]:
+    if profile is None or not profile.server.external:
+        return set()
+    import psutil
+
+    from sm120patch import host
+
+    listener = host.listening_pid(profile.server.port)
+    if listener is None or listener.pid is None:
+        return set()
+    try:
+        process = psutil.Process(listener.pid)
+        family = [process, *process.children(recursive=True), *process.parents()]
+    except psutil.Error:
+        return {listener.pid}
+    return {p.pid for p in family}
+
+
+def apply(
+    site: Site,
+    request: Request,
+    plan: Plan,
+    profile: Profile | None,
+    reporter: Reporter,
+    *,
+    command: str,
+    demands: Demands,
+    environ: Mapping[str, str] | None = None,
+) -> Change:
+    """Carry out an `apply` plan, with verification unless `profile` is None.
+
+    Everything that can be refused is refused before the first write; the plan is made again
+    under the lock and must be the same.
+    """
+    variables = os.environ if environ is None else environ
+    guard_writes(site, plan, {**variables, **(profile.server.env if profile else {})})
+    with site.state.lock(command):
+        transaction.require_settled(site.state)
+        _require_same(site, plan)
+        if profile is None:
+            if plan.is_noop:
+                return Change(plan, "nothing")
+            staging.execute(site, plan, "staged", command)
+            return Change(plan, "staged")
+        if plan.is_noop:
+            owed = owed_sets(site, request, plan)
+            return _reverify(site, owed, profile, reporter, command, demands)
+        case = verifying.applying(site, plan)
+        return _measured(site, case, plan, profile, reporter, command, demands)
+
+
+def _require_same(site: Site, plan: Plan) -> None:
+    """Look again under the lock: another process may have been quicker.
+
+    The files themselves are hashed again when the transaction begins.
+    """
+    if history_digest(site.history()) != plan.based_on:
+        raise ConflictError(
+            "the plan is stale: another command changed the environment meanwhile",
+            code="stale-plan",
+            hint="run the command again to plan from the present content",
+        )
+
+
+def _measured(
+    site: Site,
+    case: verifying.Case,
+    plan: Plan,
+    profile: Profile,
+    reporter: Reporter,
+    command: str,
+    demands: Demands,
+) -> Change:
+    duty = verifying.duty_for(plan, policy_of(plan, demands))
+    deadline = None if demands.max_time is None else time.monotonic() + demands.max_time
+    result = verifying.verify_case(site, case, profile, duty, command, reporter, deadline)
+    if result.outcome.rejected:
+        return Change(plan, "rejected", result)
+    good = result.outcome.passed and result.confirmed
+    return Change(plan, case.passed if good else "staged", result)
+
+
+def policy_of(plan: Plan, demands: Demands) -> VerificationPolicy:
+    """Policy of the sets with what the user demands on top."""
+    if demands.goal is None:
+        return plan.verification
+    return replace(plan.verification, goal=demands.goal)
+
+
+def preview(plan: Plan, profile: Profile, demands: Demands) -> Arms:
+    """Both command lines; raises what could only fail later, before anything is written."""
+    return verifying.preview(profile, verifying.duty_for(plan, policy_of(plan, demands)))
+
+
+def verify(
+    site: Site,
+    sets: tuple[str, ...],
+    profile: Profile,
+    reporter: Reporter,
+    *,
+    command: str,
+    demands: Demands,
+) -> Change:
+    """Verify sets that are on disk already, against the environment without them."""
+    with site.state.lock(command):
+        transaction.require_settled(site.state)
+        return _reverify(site, sets, profile, reporter, command, demands)
+
+
+def owed_sets(site: Site, request: Request, plan: Plan) -> tuple[str, ...]:
+    """Requested sets that are on disk, or will be, without a verification on record."""
+    states = {s.id: s.state for s in inspecting.status(site).sets}
+    return tuple(
+        name
+        for name in request.sets
+        if plan.states[name] is not State.UPSTREAM
+        and (not plan.is_noop or states[name] is not State.APPLIED)
+    )
+
+
+def verification_owed(site: Site, request: Request, plan: Plan) -> bool:
+    """Tell whether `apply` has to measure: yes unless all is upstream or verified already."""
+    return bool(owed_sets(site, request, plan))
+
+
+def _reverify(
+    site: Site,
+    sets: tuple[str, ...],
+    profile: Profile,
+    reporter: Reporter,
+    command: str,
+    demands: Demands,
+) -> Change:
+    plan = verification_plan(site, sets)
+    case = verifying.reverifying(site, plan)
+    return _measured(site, case, plan, profile, reporter, command, demands)
+
+
+def verification_plan(site: Site, sets: tuple[str, ...]) -> Plan:
+    """Plan that would take the sets, and those that need them, off: the baseline of `verify`."""
+    active = site.history().active
+    for name in sets:
+        site.catalogue.get(name)
+        if name not in active:
+            raise UsageError(
+                f"{name} is not on disk in {site.environment.prefix}: nothing to verify",
+                hint=f"`sm120patch apply {name}` puts it there and verifies it",
+            )
+    return planning.plan_request(site, Request("revert", sets, cascade=True), None)
+
+
+def revert(site: Site, plan: Plan, *, command: str) -> Change:
+    """Carry out a `revert` plan in one transaction."""
+    guard_writes(site, plan, {})
+    if plan.is_noop:
+        return Change(plan, "nothing")
+    with site.state.lock(command):
+        transaction.require_settled(site.state)
+        _require_same(site, plan)
+        staging.execute(site, plan, "reverted", command)
+    return Change(plan, "reverted")
+
+
+def recover(site: Site, *, keep_foreign: bool) -> transaction.Recovery | None:
+    """Settle an interrupted command."""
+    if site.journal() is None:
+        return None
+    with site.state.lock("recover"):
+        result = transaction.recover(site.state, keep_foreign=keep_foreign)
+        sync_claims(site.environment, site.history())
+    return result

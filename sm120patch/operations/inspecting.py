@@ -1,0 +1,193 @@
+"""`status`, `list` and `history`: what is on disk, re-hashed now, and what the ledger says.
+
+Reads disk; writes nothing. Imports neither libcst nor git for an environment of wheels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sm120patch.catalogue import choose
+from sm120patch.environment import take_snapshot
+from sm120patch.evidence import Event, Evidence
+from sm120patch.ledger import read_ledger
+from sm120patch.model import (
+    EvidenceKind,
+    FileSnapshot,
+    History,
+    PatchSet,
+    Snapshot,
+    State,
+    Variant,
+    Window,
+)
+from sm120patch.operations.site import Site
+from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
+
+
+@dataclass(frozen=True)
+class Status:
+    """Answer of `status`."""
+
+    prefix: str
+    python: str
+    versions: Mapping[str, str]
+    missing: Mapping[str, str]
+    sets: tuple[SetStatus, ...]
+    interrupted: str | None
+    """Command that an open journal belongs to."""
+
+
+def status(site: Site, capability: str | None = None) -> Status:
+    """State of every set of the catalogue and of the ledger in this environment."""
+    journal = site.journal()
+    with read_ledger(site.state.ledger) as ledger:
+        history = History() if ledger is None else ledger.history()
+        evidence = [] if ledger is None else ledger.evidence()
+        rejected = {} if ledger is None else _rejections(ledger.events())
+    snapshot = _snapshot(site, history, capability)
+    facts = _facts(history, snapshot)
+    book = EvidenceBook(evidence, here())
+    busy = set() if journal is None else set(journal.sets)
+    sets = []
+    for name in sorted(set(site.catalogue.ids) | set(history.active)):
+        if name in history.active:
+            closure = site.catalogue.closure([name]) if name in site.catalogue.ids else [name]
+            sets.append(
+                active_status(name, history, closure, facts, book, site.versions, name in busy)
+            )
+        elif name in busy:
+            sets.append(SetStatus(name, State.INTERRUPTED, "a change was interrupted"))
+        else:
+            sets.append(_inactive(site, snapshot, name, rejected.get(name)))
+    return Status(
+        prefix=str(site.environment.prefix),
+        python=str(site.environment.python),
+        versions=site.versions,
+        missing=dict(site.environment.missing),
+        sets=tuple(sets),
+        interrupted=None if journal is None else journal.command,
+    )
+
+
+def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:
+    wanted: dict[str, set[str]] = {}
+    for target, path in history.files:
+        wanted.setdefault(target, set()).add(path)
+    for name in site.catalogue.ids:
+        for change in site.catalogue.get(name).changes:
+            choice, _reason = choose(change, site.versions)
+            if isinstance(choice, Variant):
+                wanted.setdefault(change.target, set()).add(choice.path)
+    return take_snapshot(site.environment, wanted, site.store.get, capability)
+
+
+def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
+    facts = {}
+    for target, path in history.files:
+        found = snapshot.targets.get(target)
+        file = None if found is None else found.files.get(path)
+        facts[target, path] = DiskFact(
+            sha256=None if file is None or file.obstacle is not None else file.sha256,
+            version=None if found is None else found.version,
+            pristine_sha256=None if file is None else file.pristine_sha256,
+        )
+    return facts
+
+
+def here() -> Callable[[Evidence], bool]:
+    """Return the test whether an evidence was gathered on this host as it is now.
+
+    GPUs are asked only when real evidence has to be judged.
+    """
+    from sm120patch import host
+
+    machine = host.machine_identity(())[0]
+    fingerprint: list[str] = []
+
+    def valid(evidence: Evidence) -> bool:
+        if evidence.kind == EvidenceKind.SIMULATED.value:
+            recorded = evidence.data.get("host")
+            return isinstance(recorded, Mapping) and recorded.get("machine_id") == machine
+        if not fingerprint:
+            fingerprint.append(host.probe().fingerprint)
+        return evidence.host == fingerprint[0]
+
+    return valid
+
+
+def _rejections(events: list[Event]) -> dict[str, Event]:
+    """Set -> its newest event, where that is a rejection."""
+    newest: dict[str, Event] = {}
+    for event in events:
+        for name in event.sets:
+            newest.setdefault(name, event)
+    return {name: event for name, event in newest.items() if event.kind == "rejected"}
+
+
+def _inactive(site: Site, snapshot: Snapshot, name: str, rejection: Event | None) -> SetStatus:
+    """State of a set that is not on disk: decided by version, and by hash, never by a parse."""
+    patch_set = site.catalogue.get(name)
+    members = [site.catalogue.get(n) for n in site.catalogue.closure([name])]
+    capability = snapshot.compute_capability
+    found = [_look(m, snapshot, capability) for m in members]
+    drift = [reason for state, reason in found if state is State.DRIFTED]
+    blocked = [reason for state, reason in found if state is State.NOT_APPLICABLE]
+    if drift:
+        return SetStatus(name, State.DRIFTED, drift[0], revision=patch_set.revision)
+    if all(state is State.UPSTREAM for state, _ in found):
+        return SetStatus(name, State.UPSTREAM, found[0][1], revision=patch_set.revision)
+    if blocked:
+        return SetStatus(name, State.NOT_APPLICABLE, blocked[0], revision=patch_set.revision)
+    if rejection is not None:
+        verdict = rejection.data.get("verdict", "rejected")
+        return SetStatus(
+            name, State.REJECTED, f"{verdict} on {rejection.at}", revision=patch_set.revision
+        )
+    return SetStatus(name, State.ABSENT, "", revision=patch_set.revision)
+
+
+def _look(patch_set: PatchSet, snapshot: Snapshot, capability: str | None) -> tuple[State, str]:
+    wanted = patch_set.compute_capability
+    if capability is not None and wanted and capability not in wanted:
+        return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
+    versions = {name: t.version for name, t in snapshot.targets.items()}
+    reasons, live = [], not patch_set.changes
+    for change in patch_set.changes:
+        if change.optional:
+            continue
+        if change.target not in snapshot.targets:
+            why = snapshot.missing.get(change.target, "not installed")
+            return State.NOT_APPLICABLE, f"{change.target}: {why}"
+        choice, reason = choose(change, versions)
+        if choice is None:
+            return State.NOT_APPLICABLE, reason
+        if isinstance(choice, Window):
+            reasons.append(choice.reason)
+            continue
+        live = True
+        file = snapshot.targets[change.target].files.get(choice.path)
+        if problem := _foreign(file):
+            return State.DRIFTED, f"{choice.path}: {problem}"
+    return (State.ABSENT, "") if live else (State.UPSTREAM, reasons[0] if reasons else "")
+
+
+def _foreign(file: FileSnapshot | None) -> str | None:
+    if file is None:
+        return None
+    if file.obstacle is not None:
+        return file.obstacle.value
+    if file.pristine_sha256 is not None and file.sha256 != file.pristine_sha256:
+        return "edited by something else"
+    return None
+
+
+def history(site: Site, set_id: str | None, limit: int | None) -> list[Event]:
+    """Events of the ledger, newest first."""
+    if set_id is not None and set_id not in site.catalogue.ids:
+        known = site.history().active
+        if set_id not in known:
+            site.catalogue.get(set_id)
+    with read_ledger(site.state.ledger) as ledger:
+        return [] if ledger is None else ledger.events(limit, set_id)

@@ -1,0 +1,114 @@
+"""Make a plan for an open environment, or raise the error that lists every reason against it.
+
+Reads disk; writes nothing. `plan`, `--dry-run`, `apply` and `revert` all come through here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sm120patch.claims import foreign_claims
+from sm120patch.environment import take_snapshot
+from sm120patch.errors import (
+    ConflictError,
+    NotApplicableError,
+    Sm120PatchError,
+    UsageError,
+)
+from sm120patch.model import History, Plan, Snapshot
+from sm120patch.operations.site import Site
+from sm120patch.planner import Refusal, Request, make_plan, wanted_files
+
+
+def capability_of(gpu: str | None, declared: str | None = None) -> str | None:
+    """Compute capability to plan for: `--gpu`, a declared (simulated) one, or the driver's answer.
+
+    None when nobody knows, or when GPUs of several capabilities are installed.
+    """
+    if gpu is not None:
+        if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu):
+            raise UsageError(
+                f"--gpu takes a compute capability such as 12.0, found {gpu!r}",
+                hint="RTX PRO 6000 Blackwell and RTX 5090 are 12.0, DGX Spark is 12.1",
+            )
+        return gpu
+    if declared is not None:
+        return declared
+    if not Path("/dev/nvidiactl").exists():
+        return None  # Without the driver's device there is nothing to load NVML for.
+    from sm120patch import host
+
+    found = host.probe().compute_capabilities
+    return found[0] if len(found) == 1 else None
+
+
+def snapshot_for(
+    site: Site, history: History, request: Request, capability: str | None
+) -> Snapshot:
+    """Read every file that planning `request` needs."""
+    wanted = wanted_files(site.catalogue, site.versions, history, request)
+    return take_snapshot(site.environment, wanted, site.store.get, capability)
+
+
+def plan_request(
+    site: Site, request: Request, capability: str | None, *, expect: str | None = None
+) -> Plan:
+    """Plan `request` against what is on disk now.
+
+    `expect` is the digest of an earlier plan: any other result is refused as stale.
+    """
+    for name in request.sets:
+        if request.action == "apply" or name not in site.history().active:
+            site.catalogue.get(name)
+    claimed = foreign_claims(site.environment)
+    if claimed and request.action == "apply":
+        raise ConflictError(
+            "; ".join(claimed),
+            code="claimed",
+            hint="patch it from the environment that owns the claim, or revert there first",
+        )
+    history = site.history()
+    result = make_plan(
+        site.catalogue, snapshot_for(site, history, request, capability), history, request
+    )
+    if isinstance(result, Refusal):
+        raise _error(request, result)
+    if expect is not None and result.digest != expect:
+        raise ConflictError(
+            f"the plan is stale: expected {expect}, today's plan is {result.digest}",
+            code="stale-plan",
+            hint="look at the present plan with `sm120patch plan`, then pass its digest",
+            details={"expected": expect, "found": result.digest},
+        )
+    return result
+
+
+def _error(request: Request, refusal: Refusal) -> Sm120PatchError:
+    names = ", ".join(request.sets) or "the request"
+    verb = "applied" if request.action == "apply" else "reverted"
+    message = f"{names} cannot be {verb} here:\n" + "\n".join(f"  - {r}" for r in refusal.reasons)
+    details = {"reasons": list(refusal.reasons)}
+    if refusal.kind == "usage":
+        return UsageError(message, hint=f"see `sm120patch show {names}`", details=details)
+    if refusal.kind == "not-applicable":
+        return NotApplicableError(
+            message, hint=f"`sm120patch show {names}` lists versions and GPUs", details=details
+        )
+    return ConflictError(message, hint=_conflict_hint(refusal), details=details)
+
+
+def _conflict_hint(refusal: Refusal) -> str:
+    text = " ".join(refusal.reasons)
+    if "is needed by" in text:
+        return "name those sets too, or add --cascade"
+    if "foreign edit" in text:
+        return (
+            "nothing was changed; `sm120patch audit` names every foreign file;"
+            " undo the edit or reinstall the package, then repeat"
+        )
+    if "refused: symlink" in text:
+        return "install the package as real files, or patch the environment the link points to"
+    if "missing" in text:
+        return "reinstall the package, then repeat"
+    return "nothing was changed; `sm120patch audit` compares every file with upstream's"

@@ -1,0 +1,66 @@
+"""Open one environment: who imports what, the catalogue, and the ledger under its prefix.
+
+Reads disk and asks the target's interpreter; writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch import catalogue as catalogues
+from sm120patch.catalogue import Catalogue
+from sm120patch.environment import Environment, discover, locate
+from sm120patch.journal import Journal, read_journal
+from sm120patch.ledger import read_ledger
+from sm120patch.model import History, content_digest
+from sm120patch.store import StateDirectory, Store
+
+
+@dataclass(frozen=True)
+class Site:
+    """One environment with everything the commands need to know about it."""
+
+    environment: Environment
+    catalogue: Catalogue
+    state: StateDirectory
+
+    @property
+    def store(self) -> Store:
+        """Contents kept under the prefix."""
+        return Store(self.state)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Target -> installed version."""
+        return {name: i.version for name, i in self.environment.installations.items()}
+
+    def history(self) -> History:
+        """What the ledger says is on disk; empty without a ledger."""
+        with read_ledger(self.state.ledger) as ledger:
+            return History() if ledger is None else ledger.history()
+
+    def journal(self) -> Journal | None:
+        """The transaction under way or interrupted, if any."""
+        return read_journal(self.state.journal)
+
+
+def open_site(
+    env: str | None,
+    python: str | None,
+    *,
+    catalogue: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Site:
+    """Find the environment that `--env`, `--python` or the active environment names."""
+    variables = os.environ if environ is None else environ
+    environment = discover(locate(env, python, variables), variables)
+    state = StateDirectory.of(environment.prefix)
+    return Site(environment, catalogues.load(catalogue), state)
+
+
+def content_of(history: History, versions: Mapping[str, str]) -> str:
+    """Digest of the patched files that the ledger records: what evidence is valid for."""
+    return content_digest({k: f.current_sha256 for k, f in history.files.items()}, versions)

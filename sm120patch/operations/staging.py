@@ -1,0 +1,190 @@
+"""Put a plan on disk, or take sets off again, in one transaction without a verification.
+
+Writes the target through the transaction, then the ledger. Used by `apply --no-verify` and
+`revert`; `verifying` uses the same pieces around its measured swaps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch import transaction
+from sm120patch.caches import switch
+from sm120patch.claims import sync_claims
+from sm120patch.environment import read_back
+from sm120patch.errors import ConflictError
+from sm120patch.evidence import Event, Evidence
+from sm120patch.journal import Side
+from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.model import FileStep, History, OwnedFile, Plan
+from sm120patch.operations.site import Site
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a finished transaction left behind."""
+
+    event: int
+    history: History
+
+
+def after_history(history: History, plan: Plan) -> History:
+    """What the ledger must say once `plan` holds."""
+    active = {n: r for n, r in history.active.items() if n not in plan.remove}
+    active.update({record.id: record for record in plan.add})
+    steps = {(s.target, s.path): s for s in plan.files}
+    files = {}
+    for key, digest in plan.settled.items():
+        owned = history.files.get(key)
+        step = steps.get(key)
+        if step is not None:
+            files[key] = _owned(step, digest, plan.shaped_by[key])
+        elif owned is not None:
+            shaped = plan.shaped_by.get(key, owned.changes)
+            files[key] = OwnedFile(**{**owned.__dict__, "changes": tuple(shaped)})
+    return History(active, files)
+
+
+def _owned(step: FileStep, digest: str, changes: tuple[str, ...]) -> OwnedFile:
+    return OwnedFile(
+        target=step.target,
+        path=step.path,
+        root=step.root,
+        version=step.version,
+        pristine_sha256=step.pristine_sha256,
+        pristine_mode=step.mode,
+        pristine_mtime_ns=step.pristine_mtime_ns,
+        current_sha256=digest,
+        changes=changes,
+    )
+
+
+def settings_for(
+    site: Site,
+    plan: Plan,
+    command: str,
+    *,
+    restore: Side,
+    start: Side,
+    history: History,
+    homes: Iterable[Path] = (),
+) -> transaction.Settings:
+    """Fill in what the transaction needs from the environment.
+
+    `homes` are homes and workspace bases of the serving user, besides those known already.
+    """
+    before = {k: f.current_sha256 for k, f in history.files.items()}
+    a, b = (before, plan.settled) if start == "a" else (plan.settled, before)
+    pristine = {s.pristine_sha256 for s in plan.files} | {
+        f.pristine_sha256 for f in history.files.values()
+    }
+    places = {*homes, *known_homes(site)}
+    scope = switch.scope_for(site.environment, a, b, pristine, places)
+    tree = site.environment.pycache_prefix
+    other: Side = "b" if start == "a" else "a"
+    return transaction.Settings(
+        command=command,
+        sets=tuple(dict.fromkeys((*(r.id for r in plan.add), *plan.remove, *plan.requested))),
+        plan_digest=plan.digest,
+        python=str(site.environment.python),
+        restore=restore,
+        start=start,
+        pycache_prefix=str(tree) if tree else None,
+        caches=scope,
+        mtimes=switch.kept_times(scope, other, site.store.get) if scope else {},
+    )
+
+
+def known_homes(site: Site) -> set[Path]:
+    """Homes below which FlashInfer may keep builds: ours now, and those of earlier changes."""
+    now = [os.environ.get(name) for name in ("HOME", "FLASHINFER_WORKSPACE_BASE")]
+    found = {Path(text) for text in now if text}
+    with read_ledger(site.state.ledger) as ledger:
+        for event in ledger.events(limit=200) if ledger is not None else ():
+            homes = event.data.get("homes")
+            if isinstance(homes, list):
+                found |= {Path(text) for text in homes if isinstance(text, str)}
+    return {home for home in found if home.is_absolute()}
+
+
+def refuse_traps(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Refuse a plan whose FlashInfer sources would never be compiled; nothing is written."""
+    paths = [s.path for s in plan.files if s.target == switch.TARGET and not s.to_pristine]
+    found = switch.traps(site.environment, paths, environ)
+    if found:
+        raise ConflictError(
+            "the patched FlashInfer sources would have no effect:\n"
+            + "\n".join(f"  - {reason}" for reason in found),
+            code="no-effect",
+            hint="remove the prebuilt module (or the variable) from the environment, then repeat",
+            details={"traps": found},
+        )
+
+
+def check_imports(site: Site, expected: Mapping[tuple[str, str], str]) -> None:
+    """Ask a fresh interpreter which files it would import and what they hold.
+
+    Raises OSError (hence a rollback) when it is not what was just written.
+    """
+    problems = read_back(site.environment, expected)
+    if problems:
+        raise OSError(f"after the change, {site.environment.python} disagrees: {problems[0]}")
+
+
+def expected_after(plan: Plan) -> dict[tuple[str, str], str]:
+    """Every file of the plan -> the digest it must hold."""
+    return {(s.target, s.path): s.after_sha256 for s in plan.files}
+
+
+def event_details(plan: Plan, side: Side, settings: transaction.Settings) -> dict[str, object]:
+    """What every event that changed files keeps."""
+    return {
+        "end": side,
+        "command": settings.command,
+        "plan": plan.digest,
+        "versions": dict(plan.versions),
+        "files": {f"{s.target}:{s.path}": [s.before_sha256, s.after_sha256] for s in plan.files},
+        "homes": list(settings.caches.homes) if settings.caches else [],
+    }
+
+
+def record(
+    site: Site,
+    event: Event,
+    history: History,
+    evidence: Evidence | None = None,
+) -> int:
+    """Write event, state and evidence to the ledger in one step, then settle claims."""
+    with open_ledger(site.state.ledger) as ledger:
+        number = ledger.commit(event, history, evidence)
+    sync_claims(site.environment, history)
+    return number
+
+
+def execute(
+    site: Site, plan: Plan, kind: str, command: str, homes: Iterable[Path] = ()
+) -> Recorded:
+    """Carry out `plan` as one transaction and record it as event `kind`; no verification.
+
+    The caller holds the lock.
+    """
+    history = site.history()
+    result = after_history(history, plan)
+    settings = settings_for(
+        site, plan, command, restore="a", start="a", history=history, homes=homes
+    )
+    numbers: list[int] = []
+
+    def write(tx: str, side: Side) -> None:
+        details = event_details(plan, side, settings)
+        sets = tuple(r.id for r in plan.add) + plan.remove
+        numbers.append(record(site, Event(kind, sets, details, tx), result))
+
+    with transaction.begin(site.state, plan.files, settings) as tx:
+        tx.swap("b")
+        check_imports(site, expected_after(plan))
+        tx.commit("b", write)
+    return Recorded(numbers[0], result)

@@ -1,0 +1,233 @@
+"""The measured part of `apply` and `verify`: a journalled loop of swaps that ends in a verdict.
+
+Side `a` is the environment without the request, side `b` with it. Whatever happens in between
+(^C, a crash of the server, of this process, of the host), the environment ends on the side that
+it held before the command, unless a verdict was committed to the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch import host, transaction
+from sm120patch.errors import InterruptedByUser, Sm120PatchError
+from sm120patch.evidence import Event, Evidence
+from sm120patch.journal import Side
+from sm120patch.ledger import open_ledger
+from sm120patch.model import (
+    EvidenceKind,
+    History,
+    Plan,
+    VerificationPolicy,
+    digest_of,
+)
+from sm120patch.operations import staging
+from sm120patch.operations.site import Site, content_of
+from sm120patch.verify.commandline import Arm, Arms
+from sm120patch.verify.profile import Profile
+from sm120patch.verify.reporting import Reporter
+from sm120patch.verify.runner import Duty, Outcome, check, run
+
+
+@dataclass(frozen=True)
+class Case:
+    """One verification: what the two sides are, and what each ending means for the ledger."""
+
+    plan: Plan
+    """Leads from the present side to the other one."""
+    start: Side
+    """Side the environment is on: `a` for an apply, `b` for a set that is on disk already."""
+    sets: tuple[str, ...]
+    """Closure whose effect is measured."""
+    without: History
+    """Ledger state on side `a`."""
+    having: History
+    """Ledger state on side `b`."""
+    passed: str
+    """Event kind of a pass: `applied` or `verified`."""
+
+    def digest(self, side: Side, versions: Mapping[str, str]) -> str:
+        """Content digest of a side."""
+        return content_of(self.without if side == "a" else self.having, versions)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A verification that ran to a verdict, and the side that holds now."""
+
+    outcome: Outcome
+    end: Side
+    event: int
+    confirmed: bool
+    """False when it passed but the GPU is unknown: then it stays staged."""
+
+
+def applying(site: Site, plan: Plan) -> Case:
+    """Case of `apply`: the plan leads from what is there to what is to be verified."""
+    history = site.history()
+    return Case(
+        plan=plan,
+        start="a",
+        sets=tuple(plan.states),
+        without=history,
+        having=staging.after_history(history, plan),
+        passed="applied",
+    )
+
+
+def reverifying(site: Site, plan: Plan) -> Case:
+    """Case of `verify`: `plan` would take the sets off; that is the other side, `a`."""
+    history = site.history()
+    return Case(
+        plan=plan,
+        start="b",
+        sets=plan.remove,
+        without=staging.after_history(history, plan),
+        having=history,
+        passed="verified",
+    )
+
+
+def duty_for(plan: Plan, policy: VerificationPolicy) -> Duty:
+    """What the runner has to show for the sets of `plan`."""
+    return Duty(policy, plan.launch, plan.engagement, plan.versions, plan.base_launch)
+
+
+def preview(profile: Profile, duty: Duty) -> Arms:
+    """Both command lines; raises what could only fail later, before anything is written."""
+    return check(profile, duty)
+
+
+def homes_of(profile: Profile) -> list[Path]:
+    """Homes and workspace bases of the serving user: there FlashInfer keeps its builds."""
+    server = profile.server
+    named = [server.home, server.workspace]
+    named += [server.env.get("HOME"), server.env.get("FLASHINFER_WORKSPACE_BASE")]
+    return [Path(text) for text in named if text]
+
+
+def verify_case(
+    site: Site,
+    case: Case,
+    profile: Profile,
+    duty: Duty,
+    command: str,
+    reporter: Reporter,
+    deadline: float | None = None,
+) -> Verified:
+    """Measure both sides and commit the verdict. The caller holds the lock.
+
+    Raises InterruptedByUser after ^C and HostError when the baseline does not run; the
+    environment then holds what it held before.
+    """
+    history = case.without if case.start == "a" else case.having
+    settings = staging.settings_for(
+        site,
+        case.plan,
+        command,
+        restore=case.start,
+        start=case.start,
+        history=history,
+        homes=homes_of(profile),
+    )
+    try:
+        with transaction.begin(site.state, case.plan.files, settings) as tx:
+            outcome = run(profile, duty, _Swap(site, tx), reporter, deadline=deadline)
+            return _commit(site, case, profile, tx, outcome, settings)
+    except KeyboardInterrupt:
+        _note(site, case, "interrupted", {"command": command})
+        raise InterruptedByUser(
+            f"{command!r} was interrupted; every file holds its content from before",
+            hint="`sm120patch status` shows the environment",
+        ) from None
+    except Sm120PatchError as error:
+        if not site.state.journal.exists():
+            _note(site, case, "failed", {"command": command, "error": error.message})
+        raise
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """Puts the content of an arm in place, as the runner asks for it."""
+
+    site: Site
+    tx: transaction.Transaction
+
+    def __call__(self, arm: Arm) -> float:
+        side: Side = "b" if arm is Arm.PATCHED else "a"
+        at = self.tx.swap(side)
+        expected = {(f.target, f.path): f.sha256(side) for f in self.tx.journal.files}
+        staging.check_imports(self.site, expected)
+        return at
+
+
+def _commit(
+    site: Site,
+    case: Case,
+    profile: Profile,
+    tx: transaction.Transaction,
+    outcome: Outcome,
+    settings: transaction.Settings,
+) -> Verified:
+    real = outcome.kind is EvidenceKind.REAL
+    confirmed = not (real and outcome.passed and case.plan.applicability == "unconfirmed")
+    end: Side = "a" if outcome.rejected else "b"
+    kind = case.passed if outcome.passed and confirmed else "staged"
+    kind = "rejected" if outcome.rejected else kind
+    evidence = _evidence(site, case, profile, outcome, passed=outcome.passed and confirmed)
+    numbers: list[int] = []
+
+    def record(tx_id: str, side: Side) -> None:
+        details = {
+            **staging.event_details(case.plan, side, settings),
+            "verdict": outcome.verdict,
+            "kind": outcome.kind.value,
+        }
+        history = case.without if side == "a" else case.having
+        numbers.append(
+            staging.record(site, Event(kind, case.sets, details, tx_id), history, evidence)
+        )
+
+    tx.commit(end, record)
+    return Verified(outcome, end, numbers[0], confirmed)
+
+
+def _evidence(
+    site: Site, case: Case, profile: Profile, outcome: Outcome, *, passed: bool
+) -> Evidence:
+    versions = case.plan.versions
+    fingerprint, description = _host(outcome)
+    return Evidence(
+        content_digest=case.digest("b", versions),
+        baseline_digest=case.digest("a", versions),
+        host=fingerprint,
+        profile=profile.digest,
+        kind=outcome.kind.value,
+        verdict=outcome.verdict,
+        passed=passed,
+        sets=case.sets,
+        baseline_sets=tuple(n for n in case.without.active if n not in case.sets),
+        data={**outcome.summary, "host": description},
+    )
+
+
+def _host(outcome: Outcome) -> tuple[str, dict[str, object]]:
+    """Fingerprint and description of the host that was measured.
+
+    A simulated host is a declaration: its fingerprint never equals that of a machine.
+    """
+    found = host.probe()
+    description = {**host.describe(found)}
+    if outcome.kind is EvidenceKind.REAL:
+        return found.fingerprint, description
+    declared = outcome.summary.get("server")
+    fingerprint = digest_of([outcome.kind.value, found.machine_id, declared])
+    return fingerprint, {**description, "declared": declared}
+
+
+def _note(site: Site, case: Case, kind: str, details: dict[str, object]) -> None:
+    """Keep what did not work in the history; nothing changed on disk, so no state is written."""
+    with open_ledger(site.state.ledger) as ledger:
+        ledger.commit(Event(kind, case.sets, details), None)
