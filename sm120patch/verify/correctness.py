@@ -80,7 +80,7 @@ def probes() -> tuple[Probe, ...]:
             16,
             lambda text: text.strip().lower().startswith(phrase),
         ),
-        Probe("count", " ".join(map(str, range(1, 21))), 160, _counts_from(21, 30)),
+        Probe("count", " ".join(map(str, range(1, 21))), 64, _counts_from(21, 20)),
         Probe(
             "recall",
             f"The access word is marigold. {filler} To repeat: the access word is",

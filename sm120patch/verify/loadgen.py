@@ -26,6 +26,7 @@ CONCURRENCY_HEADER = "X-Sm120patch-Concurrency"
 _TOKEN_IDS = range(1000, 8000)  # inside every vocabulary seen, the 8192 of test models included
 _WORDS = ("river", "stone", "copper", "window", "garden", "signal", "winter", "paper", "engine",
           "bridge", "silver", "market", "valley", "candle", "mirror", "thunder")  # fmt: skip
+_LATE = "stopped: the time is up"
 _MAX_BYTES = 256 << 20  # per reply
 
 
@@ -132,7 +133,7 @@ async def _run(
 
         async def worker() -> None:
             for index, request in numbered:
-                results[index] = Sample(ok=False, error="stopped: the time is up")
+                results[index] = Sample(ok=False, error=_LATE)
                 results[index] = await _send(session, target, request)
 
         begin = time.perf_counter()

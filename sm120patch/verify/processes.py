@@ -41,7 +41,8 @@ def listeners(port: int) -> list[Listener]:
     except (psutil.Error, OSError):
         return []
     for connection in connections:
-        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port:
+        local = connection.laddr
+        if connection.status != psutil.CONN_LISTEN or not local or local.port != port:
             continue
         found.append(Listener(connection.pid, _command(connection.pid)))
     return list(dict.fromkeys(found))

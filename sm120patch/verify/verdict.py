@@ -12,7 +12,8 @@ The rules, in this order; the first that fits decides:
    interval lies above 1.
 5. `no-regression`: no workload may lose more than the margin. For the goal `speed` this is
    not enough: the verdict is `inconclusive` until an improvement is shown.
-6. `inconclusive`: everything else, with what would decide it.
+6. `inconclusive`: everything else, with what would decide it. A run that the time limit cut
+   off is never more than that: half a measurement hides the order effect.
 
 The goals `capacity` and `correctness` are judged like `no-regression`: their own effect is not
 measured here, the margin is what the set may cost. `crash-fix` is judged like `no-regression`
@@ -131,13 +132,15 @@ def _judge_speed(goal: Goal, margin: float, findings: Findings) -> _Judged:
     reasons = [describe(name, interval) for name, interval in effects.items()]
     floor = 1.0 if goal is Goal.SPEED else 1 - margin
     slow = [name for name, i in effects.items() if i.bounded and i.high < floor]
+    if findings.unfinished is not None:
+        return Verdict.INCONCLUSIVE, [*reasons, findings.unfinished], "allow more time (max_time)"
     if slow:
         reasons.append(f"slower than allowed at {', '.join(slow)}: limit {_percent(floor)} %")
         return Verdict.REGRESSED, reasons, None
-    if findings.unfinished is not None:
-        return Verdict.INCONCLUSIVE, [*reasons, findings.unfinished], "allow more time (max_time)"
+    if not effects:
+        return Verdict.INCONCLUSIVE, ["no workload was measured in both arms"], None
     open_ = {n: i for n, i in effects.items() if not (i.bounded and i.low >= 1 - margin)}
-    if open_ or not effects:
+    if open_:
         reasons.append(f"the interval reaches below {_percent(1 - margin)} % at {', '.join(open_)}")
         return Verdict.INCONCLUSIVE, reasons, _advice(open_, 1 - margin, findings.blocks)
     if any(i.low > 1 for i in effects.values()):

@@ -1,0 +1,162 @@
+"""Everything that one verification measured, and its summary as JSON-ready data. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sm120patch.model import EvidenceKind
+from sm120patch.verify import stats
+from sm120patch.verify.commandline import Arm, is_secret
+from sm120patch.verify.correctness import Examination, judge
+from sm120patch.verify.verdict import Findings
+
+METRIC = "output_throughput"
+"""The metric whose ratio decides; all others are recorded beside it."""
+
+_VOLATILE = frozenset(("pid", "started_at", "random_seed", "internal_states", "gpus", "patched",
+                       "gates_closed", "last_gen_throughput", "max_total_num_tokens"))  # fmt: skip
+
+
+@dataclass
+class Block:
+    """One server start of one arm."""
+
+    arm: Arm
+    info: Mapping[str, object] = field(default_factory=dict)
+    ready_seconds: float = 0.0
+    examinations: list[Examination] = field(default_factory=list)
+    repeats: dict[str, list[Mapping[str, float]]] = field(default_factory=dict)
+
+    def values(self, workload: str) -> list[float]:
+        """Measured values of the deciding metric."""
+        return [metrics[METRIC] for metrics in self.repeats.get(workload, [])]
+
+
+@dataclass
+class Record:
+    """All blocks so far and what went wrong."""
+
+    workloads: Sequence[str]
+    seed: int
+    kind: EvidenceKind
+    blocks: list[Block] = field(default_factory=list)
+    patched_faults: list[str] = field(default_factory=list)
+    not_engaged: list[str] = field(default_factory=list)
+    baseline_failure: str | None = None
+    unfinished: str | None = None
+
+    def of(self, arm: Arm) -> list[Block]:
+        """Blocks of one arm in the order in which they ran."""
+        return [block for block in self.blocks if block.arm is arm]
+
+    def note_info(self, block: Block, info: Mapping[str, object]) -> None:
+        """Keep what the server says about itself; a simulated one makes it all simulated."""
+        block.info = trimmed(info)
+        if info.get("simulated") is True:
+            self.kind = EvidenceKind.SIMULATED
+
+    def intervals(self) -> dict[str, stats.Interval]:
+        """Interval of every workload that both arms have measured."""
+        found = {}
+        for name in self.workloads:
+            values = {arm: [v for b in self.of(arm) if (v := b.values(name))] for arm in Arm}
+            if all(values.values()):
+                found[name] = stats.ratio_interval(
+                    values[Arm.BASELINE], values[Arm.PATCHED], seed=self.seed
+                )
+        return found
+
+    def findings(self) -> Findings:
+        """What the verdict is drawn from."""
+        exams = {arm: [e for b in self.of(arm) for e in b.examinations] for arm in Arm}
+        wrong = judge(exams[Arm.BASELINE], exams[Arm.PATCHED]).faults
+        return Findings(
+            effects=self.intervals(),
+            broken=(*self.patched_faults, *wrong),
+            not_engaged=tuple(self.not_engaged),
+            baseline_failure=self.baseline_failure,
+            unfinished=self.unfinished,
+            blocks=len(self.of(Arm.PATCHED)),
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Measurements, intervals and servers of both arms."""
+        return {
+            "metric": METRIC,
+            "intervals": {name: i.as_dict() for name, i in self.intervals().items()},
+            "arms": {arm.value: self._arm(arm) for arm in Arm},
+            "correctness": self._correctness(),
+            "server_differences": self._differences(),
+            "baseline_failure": self.baseline_failure,
+            "unfinished": self.unfinished,
+        }
+
+    def _arm(self, arm: Arm) -> dict[str, object]:
+        blocks = self.of(arm)
+        return {
+            "server_info": blocks[-1].info if blocks else {},
+            "blocks": [{"ready_seconds": b.ready_seconds, "workloads": b.repeats} for b in blocks],
+            "workloads": {
+                name: _overview([m for b in blocks for m in b.repeats.get(name, [])])
+                for name in self.workloads
+            },
+        }
+
+    def _correctness(self) -> dict[str, object]:
+        exams = {arm: [e for b in self.of(arm) for e in b.examinations] for arm in Arm}
+        verdict = judge(exams[Arm.BASELINE], exams[Arm.PATCHED])
+        return {
+            "comparable": list(verdict.comparable),
+            "faults": list(verdict.faults),
+            "answers": {
+                arm.value: [
+                    {"probe": a.probe, "passed": a.passed, "flaw": a.flaw, "text": a.text[:200]}
+                    for a in (exams[arm][0].answers if exams[arm] else ())
+                ]
+                for arm in Arm
+            },
+        }
+
+    def _differences(self) -> dict[str, list[object]]:
+        """Server fields that differ between the arms: the flag, and whatever should not."""
+        infos = [blocks[-1].info if (blocks := self.of(arm)) else {} for arm in Arm]
+        if not all(infos):
+            return {}
+        keys = sorted({*infos[0], *infos[1]} - _VOLATILE)
+        pairs = {key: [infos[0].get(key), infos[1].get(key)] for key in keys}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def trimmed(info: Mapping[str, object], most: int = 400) -> dict[str, object]:
+    """Scalars of `/server_info` and the GPU list; secrets and long texts left out."""
+    kept: dict[str, object] = {}
+    for key, value in list(info.items())[:most]:
+        text = value if isinstance(value, str) else ""
+        if is_secret(key, text):
+            continue
+        if isinstance(value, str):
+            kept[key] = value[:300]
+        elif value is None or isinstance(value, bool | int):
+            kept[key] = value
+        elif isinstance(value, float):
+            kept[key] = value if math.isfinite(value) else None
+        elif key == "gpus" and isinstance(value, list):
+            kept[key] = [trimmed(gpu, 20) for gpu in value[:64] if isinstance(gpu, dict)]
+    return kept
+
+
+def _overview(repeats: Sequence[Mapping[str, float]]) -> dict[str, object]:
+    """Means over all repeats, the spread of the deciding metric, and the failed requests."""
+    if not repeats:
+        return {}
+    means = {name: math.fsum(m[name] for m in repeats) / len(repeats) for name in repeats[0]}
+    values = [metrics[METRIC] for metrics in repeats]
+    variation = stats.coefficient_of_variation(values)
+    return {
+        **means,
+        "repeats": len(repeats),
+        f"median_{METRIC}": stats.median(values),
+        f"cv_{METRIC}": variation if math.isfinite(variation) else None,
+    }

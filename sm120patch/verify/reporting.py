@@ -1,0 +1,73 @@
+"""What a verification tells while it runs; the silent listener. Pure.
+
+Nothing below this layer prints: the command line implements the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sm120patch.verify.commandline import Arm, Arms
+from sm120patch.verify.correctness import Examination
+from sm120patch.verify.verdict import Decision
+
+
+class Reporter(Protocol):
+    """Listener for the steps of a verification, in the order in which they come."""
+
+    def on_start(self, arms: Arms, order: Sequence[Arm], seconds: float) -> None:
+        """Nothing has been started yet; `seconds` is the estimate for the whole run."""
+
+    def on_block(self, block: int, blocks: int, arm: Arm) -> None:
+        """A server start begins; `block` counts from 1."""
+
+    def on_ready(self, arm: Arm, seconds: float, info: Mapping[str, object]) -> None:
+        """The server is ready after `seconds` and says `info` about itself (trimmed)."""
+
+    def on_answers(self, arm: Arm, examination: Examination) -> None:
+        """The correctness probes came back."""
+
+    def on_warmup(self, arm: Arm, workload: str) -> None:
+        """The warm-up of a workload begins."""
+
+    def on_repeat(
+        self, arm: Arm, workload: str, repeat: int, repeats: int, metrics: Mapping[str, float]
+    ) -> None:
+        """A measured repeat is done; `repeat` counts from 1."""
+
+    def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
+        """A server start is done; `remaining` seconds are expected to follow."""
+
+    def on_verdict(self, decision: Decision) -> None:
+        """The last word."""
+
+
+class Silent:
+    """Reporter that says nothing."""
+
+    def on_start(self, arms: Arms, order: Sequence[Arm], seconds: float) -> None:
+        """Say nothing."""
+
+    def on_block(self, block: int, blocks: int, arm: Arm) -> None:
+        """Say nothing."""
+
+    def on_ready(self, arm: Arm, seconds: float, info: Mapping[str, object]) -> None:
+        """Say nothing."""
+
+    def on_answers(self, arm: Arm, examination: Examination) -> None:
+        """Say nothing."""
+
+    def on_warmup(self, arm: Arm, workload: str) -> None:
+        """Say nothing."""
+
+    def on_repeat(
+        self, arm: Arm, workload: str, repeat: int, repeats: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Say nothing."""
+
+    def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
+        """Say nothing."""
+
+    def on_verdict(self, decision: Decision) -> None:
+        """Say nothing."""

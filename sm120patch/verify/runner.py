@@ -1,0 +1,351 @@
+"""The verification itself: swap, start, ask, warm up, measure, stop, decide.
+
+Drives server and load generator; knows neither ledger nor planner. The content is swapped by
+the caller's function, so that every swap is a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sm120patch.errors import HostError, UsageError
+from sm120patch.model import Engagement, EvidenceKind, Goal, Launch, VerificationPolicy
+from sm120patch.verify import engagement as engaged
+from sm120patch.verify.commandline import Arm, Arms, arms
+from sm120patch.verify.correctness import examine
+from sm120patch.verify.loadgen import Repeat, Target, measure
+from sm120patch.verify.profile import Profile, Workload
+from sm120patch.verify.record import Block, Record
+from sm120patch.verify.reporting import Reporter, Silent
+from sm120patch.verify.schedule import estimate, order_of
+from sm120patch.verify.server import OutOfTime, Server, failed, running
+from sm120patch.verify.spawn import ServerError, api_key
+from sm120patch.verify.verdict import Decision, collapsed, decide
+
+FAILED_SHARE = 0.02
+"""Share of requests of a repeat that may fail before the server counts as unusable."""
+COLLAPSE = 0.7
+"""An upper bound below this ends the run: more measurements would only cost time."""
+_LOG_PATIENCE = 2.0  # seconds for a line to reach the log after the first requests
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What has to be shown, and how the patched server is started."""
+
+    policy: VerificationPolicy
+    launch: Launch
+    engagement: tuple[Engagement, ...]
+    versions: Mapping[str, str]
+    """Target -> version on disk; goes into the summary."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Verdict of a verification, the worth of its evidence, and all it measured."""
+
+    decision: Decision
+    kind: EvidenceKind
+    summary: dict[str, object]
+    """JSON-ready: metrics per arm, block and repeat, intervals, command lines, servers."""
+
+    @property
+    def verdict(self) -> str:
+        """The verdict as a word."""
+        return self.decision.verdict.value
+
+    @property
+    def passed(self) -> bool:
+        """True when the set counts as applied."""
+        return self.decision.verdict.passed
+
+    @property
+    def rejected(self) -> bool:
+        """True when the baseline's content must be put back; else B stays, staged."""
+        return self.decision.verdict.rejected
+
+
+def run(
+    profile: Profile,
+    duty: Duty,
+    swap: Callable[[Arm], float],
+    report: Reporter | None = None,
+    *,
+    deadline: float | None = None,
+) -> Outcome:
+    """Verify one plan on this host.
+
+    `swap` puts the content of an arm in place and returns the epoch time at which it was;
+    it is called before every server start. `deadline` (of `time.monotonic`) and the profile's
+    `max_time` end the run as inconclusive. Whatever happens, KeyboardInterrupt included, the
+    server that was started here is stopped before this returns or raises; the content is
+    left as the last swap made it. Raises HostError when the baseline does not run or there is
+    no evidence to be had, BusyError when the port is taken, UsageError for a profile that
+    cannot show what the set demands.
+    """
+    return _Run(profile, duty, swap, report or Silent(), deadline).run()
+
+
+def check(profile: Profile, duty: Duty) -> Arms:
+    """Refuse before anything is written what could only fail later; both command lines."""
+    if profile.server.external and engaged.needs_log(duty.engagement) and not profile.server.log:
+        raise UsageError(
+            f"whether the patched code runs is seen in the server's log, and {profile.origin} "
+            "does not say where an external server writes it",
+            hint='set log = "/path/to/server.log" under [server]',
+            code="profile",
+        )
+    api_key(profile.server)
+    return arms(profile, duty.launch)
+
+
+class _Run:
+    """State of one verification; `run` is the only entrance."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        duty: Duty,
+        swap: Callable[[Arm], float],
+        report: Reporter,
+        deadline: float | None,
+    ) -> None:
+        self.profile = profile
+        self.duty = duty
+        self.swap = swap
+        self.report = report
+        self.began = time.monotonic()
+        limits = [deadline, profile.max_time and self.began + profile.max_time]
+        self.deadline = min((limit for limit in limits if limit), default=None)
+        self.arms = check(profile, duty)
+        self.blocks, self.margin, self.workloads = profile.with_policy(duty.policy)
+        self.order = order_of(self.blocks)
+        names = [workload.name for workload in self.workloads]
+        self.record = Record(names, profile.seed, profile.server.kind)
+
+    def run(self) -> Outcome:
+        self.report.on_start(self.arms, self.order, estimate(self.profile, self.duty.policy))
+        try:
+            for number, arm in enumerate(self.order, start=1):
+                if arm is Arm.BASELINE and self.record.baseline_failure is not None:
+                    continue
+                self.report.on_block(number, len(self.order), arm)
+                if self._block(number, arm):
+                    break
+                spent = time.monotonic() - self.began
+                remaining = spent / number * (len(self.order) - number)
+                self.report.on_block_done(number, len(self.order), remaining)
+        except OutOfTime:
+            self.record.unfinished = "the time ran out before everything was measured"
+        decision = decide(self.duty.policy.goal, self.margin, self.record.findings())
+        self.report.on_verdict(decision)
+        return Outcome(decision, self.record.kind, self._summary(decision))
+
+    def _block(self, number: int, arm: Arm) -> bool:
+        """One server start; True when the verdict is clear and measuring can end."""
+        block = Block(arm)
+        self._check_time()
+        swapped_at = self.swap(arm)
+        try:
+            with running(
+                self.profile,
+                self.arms.of(arm),
+                swapped_at=swapped_at,
+                label=f"{number}-{arm.value}",
+                deadline=self.deadline,
+            ) as server:
+                self.record.blocks.append(block)
+                return self._measure(number, block, server)
+        except ServerError as error:
+            return self._server_failed(arm, block, error)
+
+    def _server_failed(self, arm: Arm, block: Block, error: ServerError) -> bool:
+        if arm is Arm.PATCHED:
+            self.record.patched_faults.append(error.message)
+            return True
+        if self.duty.policy.goal is Goal.CRASH_FIX:
+            self.record.baseline_failure = error.message.splitlines()[0]
+            if block in self.record.blocks:
+                self.record.blocks.remove(block)
+            return False
+        raise HostError(
+            f"the baseline does not run, so there is nothing to compare with: {error.message}",
+            hint=error.hint,
+            code="baseline-failed",
+            details={**error.details, "command": self.arms.baseline.shown},
+        ) from error
+
+    def _measure(self, number: int, block: Block, server: Server) -> bool:
+        block.ready_seconds = server.seconds
+        self.record.note_info(block, server.info)
+        self.report.on_ready(block.arm, server.seconds, block.info)
+        if self._check_info(block.arm, server):
+            return True
+        target = _target(self.profile, server)
+        self._ask(number, block, server, target, "before")
+        if self._clear():
+            return True
+        for position, workload in enumerate(self.workloads):
+            self._warm_up(number, block, server, target, workload)
+            if position == 0 and self._check_log(block.arm, server):
+                return True
+            self._repeats(number, block, server, target, workload)
+            if self._clear(workload.name):
+                return True
+        self._ask(number, block, server, target, "after")
+        return self._check_log(block.arm, server) or self._clear()
+
+    def _check_info(self, arm: Arm, server: Server) -> bool:
+        if arm is Arm.PATCHED:
+            self.record.not_engaged += engaged.info_failures(self.duty.engagement, server.info)
+            return bool(self.record.not_engaged)
+        found = engaged.engaged_baseline(self.duty.engagement, server.info)
+        if found:
+            raise HostError(
+                "the baseline server already has the option that only the patched arm may have "
+                f"({', '.join(found)}): the two arms would be the same",
+                hint="take the option out of the profile's command, environment or config file",
+                code="baseline-engaged",
+                details={"command": self.arms.baseline.shown, "fields": found},
+            )
+        return False
+
+    def _check_log(self, arm: Arm, server: Server) -> bool:
+        if arm is Arm.BASELINE or server.log is None:
+            return False
+        patience = time.monotonic() + _LOG_PATIENCE
+        while failures := engaged.log_failures(self.duty.engagement, server.log, server.log_offset):
+            if time.monotonic() > patience:
+                break
+            time.sleep(0.2)
+        self.record.not_engaged += failures
+        return bool(failures)
+
+    def _ask(self, number: int, block: Block, server: Server, target: Target, moment: str) -> None:
+        self._check_time()
+        examination = examine(target, f"b{number}.probe-{moment}", self.deadline)
+        self._check_time()
+        server.check_alive("answering the correctness questions")
+        block.examinations.append(examination)
+        self.report.on_answers(block.arm, examination)
+
+    def _warm_up(
+        self, number: int, block: Block, server: Server, target: Target, workload: Workload
+    ) -> None:
+        if workload.warmup_requests == 0:
+            return
+        self.report.on_warmup(block.arm, workload.name)
+        result = measure(
+            target,
+            workload,
+            seed=self.profile.seed,
+            tag=f"b{number}.{workload.name}-warmup",
+            repeat=0,
+            prompts=workload.warmup_requests,
+            deadline=self.deadline,
+        )
+        self._check_repeat(result, server, f"warming up {workload.name}")
+
+    def _repeats(
+        self, number: int, block: Block, server: Server, target: Target, workload: Workload
+    ) -> None:
+        repeats = workload.repeats or 1
+        for repeat in range(1, repeats + 1):
+            result = measure(
+                target,
+                workload,
+                seed=self.profile.seed,
+                tag=f"b{number}.{workload.name}",
+                repeat=repeat,
+                deadline=self.deadline,
+            )
+            self._check_repeat(result, server, f"serving {workload.name}")
+            block.repeats.setdefault(workload.name, []).append(result.metrics)
+            self.report.on_repeat(block.arm, workload.name, repeat, repeats, result.metrics)
+
+    def _check_repeat(self, result: Repeat, server: Server, doing: str) -> None:
+        """A repeat that was cut off is no measurement; one with failures is a broken server."""
+        failures = result.metrics["failed"]
+        if not result.cut and failures <= FAILED_SHARE * len(result.samples):
+            return
+        server.check_alive(doing)
+        self._check_time()
+        raise failed(
+            f"{failures:g} of {len(result.samples)} requests failed while {doing}: "
+            + "; ".join(result.failures[:3]),
+            server.log,
+            server.log_offset,
+        )
+
+    def _clear(self, workload: str | None = None) -> bool:
+        """True when more measuring cannot change the verdict: broken, or a collapse."""
+        findings = self.record.findings()
+        if findings.broken:
+            return True
+        limit = min(COLLAPSE, 1 - self.margin)
+        found = findings.effects.get(workload) if workload else None
+        return found is not None and collapsed(found, limit)
+
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise OutOfTime
+
+    def _summary(self, decision: Decision) -> dict[str, object]:
+        info = next((b.info for b in reversed(self.record.blocks) if b.info), {})
+        return {
+            **decision.as_dict(),
+            "kind": self.record.kind.value,
+            "profile": {"path": self.profile.origin, "digest": self.profile.digest},
+            "versions": dict(self.duty.versions),
+            "seed": self.profile.seed,
+            "server_seed": info.get("seed"),
+            "time_scale": info.get("time_scale"),
+            "clock": "virtual" if _virtual(info) else "wall",
+            "order": [arm.value for arm in self.order],
+            "blocks_run": [block.arm.value for block in self.record.blocks],
+            "commands": {arm.value: self.arms.of(arm).shown for arm in Arm},
+            "workloads": [_as_dict(workload) for workload in self.workloads],
+            "duration": time.monotonic() - self.began,
+            **self.record.summary(),
+        }
+
+
+def _target(profile: Profile, server: Server) -> Target:
+    return Target(
+        base_url=server.url,
+        endpoint=profile.endpoint,
+        model=profile.model or _model(server.info),
+        api_key=api_key(profile.server),
+        virtual=_virtual(server.info),
+        request_timeout=profile.request_timeout,
+    )
+
+
+def _virtual(info: Mapping[str, object]) -> bool:
+    """Only a server that calls itself simulated may bring its own clock."""
+    return info.get("simulated") is True and info.get("clock") == "virtual"
+
+
+def _model(info: Mapping[str, object]) -> str | None:
+    """Name of the served model, from SGLang's fields or from `/v1/models`."""
+    for key in ("served_model_name", "model_path"):
+        if isinstance(value := info.get(key), str):
+            return value
+    data = info.get("data")
+    first = data[0] if isinstance(data, list) and data else None
+    name = first.get("id") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _as_dict(workload: Workload) -> dict[str, object]:
+    return {
+        "name": workload.name,
+        "input_len": workload.input_len,
+        "output_len": workload.output_len,
+        "concurrency": workload.concurrency,
+        "prompts": workload.prompts,
+        "repeats": workload.repeats,
+        "warmup": workload.warmup_requests,
+    }
