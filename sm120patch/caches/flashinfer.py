@@ -266,6 +266,9 @@ def _modules(
 
 def _directories(parent: Path, problems: list[str]) -> list[Path]:
     """Real sub-directories with harmless names; a link that could lead out is a problem."""
+    if parent.is_symlink():
+        problems.append(f"{parent} is a symbolic link and was not followed")
+        return []
     try:
         with os.scandir(parent) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)

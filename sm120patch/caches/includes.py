@@ -44,7 +44,7 @@ class IncludeGraph:
     def _included(self, path: str, directories: Sequence[str]) -> Iterator[str]:
         for name, quoted in self._include_lines(path):
             places = (path.rpartition("/")[0], *directories) if quoted else directories
-            for place in places:
+            for place in ("",) if name.startswith("/") else places:
                 found = self._inside(os.path.normpath(f"{place}/{name}"))
                 if found is not None:
                     yield found
