@@ -57,31 +57,42 @@ class Arms:
         return self.baseline if arm is Arm.BASELINE else self.patched
 
 
-def arms(profile: Profile, launch: Launch) -> Arms:
+def arms(profile: Profile, launch: Launch, base: Launch | None = None) -> Arms:
     """Command lines and variables of both arms; `{api_key}` stays unresolved in them.
 
-    The sets' own options are stripped from the copied command line in both arms, so that the
-    baseline does not hold them by accident and the patched arm not twice. Raises UsageError
-    when an external server cannot be given what the sets need.
+    `launch` is what the sets under test need, `base` what other sets on disk need: both arms
+    get that. All options of these sets are stripped from the copied command line first, so
+    that the baseline does not hold them by accident and the patched arm not twice. Raises
+    UsageError when an external server cannot be given what the sets need.
     """
+    base = base or Launch()
+    full = _joined(base, launch)
     server = profile.server
     if server.external:
-        _check_external(profile, launch)
-    command = strip_options(server.command, launch.strip)
-    unset = tuple(dict.fromkeys([*launch.strip_env, *launch.env]))
+        _check_external(profile, full)
+    command = strip_options(server.command, full.strip)
+    unset = tuple(dict.fromkeys([*full.strip_env, *full.env]))
     env = {name: _fill(value, profile) for name, value in server.env.items() if name not in unset}
     for name, value in (("HOME", server.home), ("FLASHINFER_WORKSPACE_BASE", server.workspace)):
         if value is not None:
             env.setdefault(name, value)
-    append = not server.external
 
-    def build(args: Sequence[str], variables: Mapping[str, str]) -> ArmCommand:
-        words = _expand(command, args, variables, append=append)
+    def build(side: Launch) -> ArmCommand:
+        words = _expand(command, side.args, side.env, append=not server.external)
         filled = tuple(_fill(word, profile) for word in words)
-        removed = tuple(name for name in unset if name not in variables)
-        return ArmCommand(filled, {**env, **({} if server.external else variables)}, removed)
+        removed = tuple(name for name in unset if name not in side.env)
+        return ArmCommand(filled, {**env, **({} if server.external else side.env)}, removed)
 
-    return Arms(baseline=build((), {}), patched=build(launch.args, launch.env))
+    return Arms(baseline=build(base), patched=build(full))
+
+
+def adds_nothing(launch: Launch, base: Launch) -> bool:
+    """True when the patched arm is started like the baseline because `base` has all of it."""
+    needs = bool(launch.args or launch.env)
+    return needs and (_joined(base, launch).args, {**base.env, **launch.env}) == (
+        base.args,
+        dict(base.env),
+    )
 
 
 def strip_options(command: Iterable[str], strip: Mapping[str, int]) -> tuple[str, ...]:
@@ -126,6 +137,18 @@ def redact(command: Iterable[str]) -> list[str]:
         else:
             shown.append(REDACTED if _SECRET_VALUE.search(word) else word)
     return shown
+
+
+def _joined(base: Launch, launch: Launch) -> Launch:
+    """Both launches in one; arguments that the base already gives are not repeated."""
+    width = len(launch.args)
+    windows = [base.args[i : i + width] for i in range(len(base.args) - width + 1)]
+    return Launch(
+        args=base.args if launch.args in windows else (*base.args, *launch.args),
+        env={**base.env, **launch.env},
+        strip={**base.strip, **launch.strip},
+        strip_env=(*base.strip_env, *launch.strip_env),
+    )
 
 
 def _expand(

@@ -18,6 +18,8 @@ METRIC = "output_throughput"
 _VOLATILE = frozenset(("pid", "started_at", "random_seed", "internal_states", "gpus", "patched",
                        "gates_closed", "last_gen_throughput", "max_total_num_tokens"))  # fmt: skip
 
+_IDENTITY = ("scenario", "seed", "time_scale", "topology", "virtualized", "model_path", "tp_size")
+
 
 @dataclass
 class Block:
@@ -144,6 +146,16 @@ def trimmed(info: Mapping[str, object], most: int = 400) -> dict[str, object]:
             kept[key] = value if math.isfinite(value) else None
         elif key == "gpus" and isinstance(value, list):
             kept[key] = [trimmed(gpu, 20) for gpu in value[:64] if isinstance(gpu, dict)]
+    return kept
+
+
+def identity(info: Mapping[str, object]) -> dict[str, object]:
+    """What stays the same between starts and arms of one server: it names a simulated host."""
+    kept = {key: info[key] for key in _IDENTITY if key in info}
+    gpus = info.get("gpus")
+    if isinstance(gpus, list):
+        names = ("name", "compute_capability")
+        kept["gpus"] = [{n: gpu.get(n) for n in names} for gpu in gpus if isinstance(gpu, dict)]
     return kept
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import Engagement, EvidenceKind, Goal, Launch, VerificationPolicy
 from sm120patch.verify import engagement as engaged
-from sm120patch.verify.commandline import Arm, Arms, arms
+from sm120patch.verify.commandline import Arm, Arms, adds_nothing, arms
 from sm120patch.verify.correctness import examine
 from sm120patch.verify.loadgen import Repeat, Target, measure
 from sm120patch.verify.profile import Profile, Workload
-from sm120patch.verify.record import Block, Record
+from sm120patch.verify.record import Block, Record, identity
 from sm120patch.verify.reporting import Reporter, Silent
 from sm120patch.verify.schedule import estimate, order_of
 from sm120patch.verify.server import OutOfTime, Server, failed, running
@@ -40,6 +40,8 @@ class Duty:
     engagement: tuple[Engagement, ...]
     versions: Mapping[str, str]
     """Target -> version on disk; goes into the summary."""
+    base: Launch = field(default_factory=Launch)
+    """What other sets on disk need: both arms are started with it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def check(profile: Profile, duty: Duty) -> Arms:
             code="profile",
         )
     api_key(profile.server)
-    return arms(profile, duty.launch)
+    return arms(profile, duty.launch, duty.base)
 
 
 class _Run:
@@ -202,7 +204,7 @@ class _Run:
             self.record.not_engaged += engaged.info_failures(self.duty.engagement, server.info)
             return bool(self.record.not_engaged)
         found = engaged.engaged_baseline(self.duty.engagement, server.info)
-        if found:
+        if found and not adds_nothing(self.duty.launch, self.duty.base):
             raise HostError(
                 "the baseline server already has the option that only the patched arm may have "
                 f"({', '.join(found)}): the two arms would be the same",
@@ -302,6 +304,7 @@ class _Run:
             "seed": self.profile.seed,
             "server_seed": info.get("seed"),
             "time_scale": info.get("time_scale"),
+            "server": identity(info),
             "clock": "virtual" if _virtual(info) else "wall",
             "order": [arm.value for arm in self.order],
             "blocks_run": [block.arm.value for block in self.record.blocks],

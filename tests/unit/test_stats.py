@@ -55,7 +55,7 @@ def test_repeats_of_one_start_do_not_count_as_independent():
     a = [[100.0, 100.1, 99.9], [110.0, 110.1, 109.9]]
     b = [[105.0, 105.1, 104.9], [105.2, 105.1, 105.3]]
     by_block = ratio_interval(a, b)
-    pooled = ratio_interval([sum(a, [])], [sum(b, [])])
+    pooled = ratio_interval([a[0] + a[1]], [b[0] + b[1]])
     assert by_block.unit == "block" and pooled.unit == "repeat"
     assert by_block.high / by_block.low > pooled.high / pooled.low
 

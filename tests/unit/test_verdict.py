@@ -127,7 +127,7 @@ def test_what_the_baseline_cannot_do_is_not_held_against_the_patch():
 
 
 def test_degenerate_text_is_a_fault_even_where_the_model_is_random():
-    random_weights = {name: "qz lorem wupp ahnd" for name in ("arithmetic", "copy", "count")}
+    random_weights = dict.fromkeys(("arithmetic", "copy", "count"), "qz lorem wupp ahnd")
     garbage = dict.fromkeys(random_weights, "!" * 40)
     result = judge([exam(random_weights)], [exam(garbage)])
     assert len(result.faults) == 3 and "repeated" in result.faults[0]

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sm120patch.errors import UsageError
+from sm120patch.model import EvidenceKind, Launch, VerificationPolicy
+from sm120patch.verify.commandline import Arm, adds_nothing, arms, is_secret, redact, strip_options
+from sm120patch.verify.profile import DEFAULT_WORKLOADS, Profile, load, parse
+from sm120patch.verify.schedule import estimate, order_of
+from sm120patch.verify.template import template
+
+FLAG = "--enable-flashinfer-allreduce-fusion"
+MINIMAL = '[server]\ncommand = ["serve"]\n'
+
+
+def read(text: str) -> Profile:
+    return parse(text, origin="p.toml", python="/env/bin/python", prefix="/env")
+
+
+def faults(text: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        read(text)
+    assert caught.value.exit_code == 2 and caught.value.hint
+    listed = caught.value.details["faults"]
+    assert isinstance(listed, list)
+    return listed
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def test_a_profile_without_workloads_measures_three():
+    profile = read(MINIMAL)
+    assert [(w.concurrency, w.input_len, w.output_len) for w in profile.workloads] == [
+        (1, 256, 128), (64, 256, 128), (512, 256, 128)]  # fmt: skip
+    assert profile.server.port == 30000 and profile.server.ready == "/health"
+
+
+def test_every_fault_is_named_at_once_with_its_key_path():
+    found = faults("""
+        extra = 1
+        [server]
+        mode = "begin"
+        command = ["serve", "x{set_args}", "{sett_args}"]
+        url = "ftp://nowhere"
+        ready_timeout = -3
+        comand = []
+        kind = "reel"
+        [server.env]
+        A = 1
+        [workload.big]
+        concurrency = 8
+        prompts = 4
+        output_len = 1
+        [workload."no good"]
+        [verify]
+        blocks = true
+        margin = nan
+        endpoint = "grpc"
+        seed = "one"
+    """)
+    expected = ["server.mode:", "server.command[1]:", "server.command[2]: unknown placeholder",
+                "server.url:", "server.ready_timeout:", "server.kind:", "server.env.A:",
+                "server.comand: unknown key; did you mean command?",
+                "workload.big.prompts:", "workload.big.output_len:", "workload.no good:",
+                "verify.blocks:", "verify.margin:", "verify.endpoint:", "verify.seed:",
+                "extra: unknown key"]  # fmt: skip
+    for start in expected:
+        assert any(fault.startswith(start) for fault in found), (start, found)
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "server: missing table"),
+        ("server = 3", "server: expected a table"),
+        ("[server]", "server.command: missing"),
+        ("[server]\ncommand = []", "server.command: expected at least one"),
+        ('[server]\ncommand = "serve --x"', "server.command: expected a list"),
+        ('[server]\ncommand = ["{set_args}"]', "server.command[0]: expected the program"),
+        ('[server]\ncommand = ["s", "{set_args}", "{set_args}"]', "given twice"),
+        ('[server]\ncommand = ["s", "--key", "{api_key}"]', "server.api_key_env: missing"),
+        ('[server]\ncommand = ["s\\u0000"]', "NUL"),
+        ('[server]\nmode = "external"\ncommand = ["s"]', "server.restart_command: missing"),
+        ('[server]\ncommand = ["s"]\nrestart_command = ["r"]', "belongs to mode external"),
+        ('[server]\ncommand = ["s"]\nurl = "http://x:99999"', "server.url:"),
+        ('[server]\ncommand = ["s"]\nready = "health"', "server.ready:"),
+        ("workload = 1\n" + MINIMAL, "workload: expected a table"),
+        (MINIMAL + "[workload]\nx = 1", "workload.x: expected a table"),
+        (MINIMAL + "[workload.w]\nprompts = 900000\noutput_len = 900000", "exceeds"),
+        ("[server", "not TOML"),
+        ("a = " + "[" * 5000, "not TOML"),
+    ],
+)
+def test_broken_profiles(text, fault):
+    assert any(fault in found for found in faults(text)), faults(text)
+
+
+def test_a_missing_or_binary_file_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot read") as caught:
+        load(tmp_path / "sm120patch.toml", python="p", prefix="q")
+    assert "init" in (caught.value.hint or "")
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot read"):
+        load(tmp_path / "x.toml", python="p", prefix="q")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_a_profile_or_a_usage_error(text):
+    for candidate in (text, "[server]\ncommand = " + text, MINIMAL + text):
+        with contextlib.suppress(UsageError):
+            read(candidate)
+
+
+def test_gaps_are_filled_from_the_policy_of_the_sets():
+    profile = read(MINIMAL + "[workload.a]\nrepeats = 7\n[workload.b]\n[verify]\nmargin = 0.0")
+    blocks, margin, workloads = profile.with_policy(VerificationPolicy(blocks=4, repeats=5))
+    assert (blocks, margin, [w.repeats for w in workloads]) == (4, 0.0, [7, 5])
+    own = read(MINIMAL + "[verify]\nblocks = 3")
+    assert own.with_policy(VerificationPolicy())[0] == 3
+    assert own.with_policy(VerificationPolicy(margin=0.1))[1] == 0.1
+
+
+def test_the_digest_follows_what_shapes_the_evidence_and_nothing_else():
+    base = read(MINIMAL)
+    same = ('log = "/x.log"', "ready_timeout = 5", 'cwd = "/srv"')
+    other = ('url = "http://127.0.0.1:1"', 'kind = "rehearsal"', 'user = "x"',
+             '[server.env]\nA = "1"', "[verify]\nseed = 2",
+             "[workload.w]\nconcurrency = 3")  # fmt: skip
+    assert all(read(MINIMAL + line).digest == base.digest for line in same)
+    assert len({base.digest, *(read(MINIMAL + line).digest for line in other)}) == 1 + len(other)
+    elsewhere = parse(MINIMAL, origin="other", python="/p", prefix="/q")
+    assert elsewhere.digest == base.digest
+
+
+# --- template ----------------------------------------------------------------------------------
+
+
+def test_the_generic_template_loads(tmp_path):
+    path = tmp_path / "sm120patch.toml"
+    path.write_text(template())
+    profile = load(path, python="/env/bin/python", prefix="/env")
+    assert profile.workloads == DEFAULT_WORKLOADS
+    assert profile.server.kind is EvidenceKind.REAL
+    assert profile.server.command[-1] == "{set_args}"
+
+
+def test_the_template_of_a_running_server_keeps_its_words_and_drops_its_secrets():
+    command = ["/opt/venv/bin/python3.11", "-m", "sglang.launch_server", "--model-path", "/m odel",
+               "--api-key", "sk-topsecret-topsecret", "--admin-api-key=hunter2", "--port", "31000",
+               "--json-model-override-args", '{"a": "b\\\\c"}',
+               "--max-total-tokens", "5"]  # fmt: skip
+    environ = {"HF_TOKEN": "hf_abcdefghijklmnopqrst", "SGLANG_NOTE": 'quo"te \\ \x7f \n ü',
+               "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
+    text = template(command, environ, cwd="/srv", user="sglang", home="/home/sglang")
+    for secret in ("topsecret", "hunter2", "hf_abcdef"):
+        assert secret not in text
+    profile = read(text)
+    words = profile.server.command
+    assert words[0] == "{python}" and profile.server.port == 31000
+    assert words[words.index("--json-model-override-args") + 1] == '{"a": "b\\\\c"}'
+    assert words[words.index("--max-total-tokens") + 1] == "5"
+    assert words[words.index("--api-key") + 1] == "{api_key}" and profile.server.api_key_env
+    assert profile.server.env == {
+        "SGLANG_NOTE": environ["SGLANG_NOTE"], "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
+    assert (profile.server.cwd, profile.server.user) == ("/srv", "sglang")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.text(max_size=20), max_size=8),
+    st.dictionaries(st.text(max_size=8).map("SGLANG_".__add__), st.text(max_size=20), max_size=4),
+)
+def test_the_template_of_any_command_line_loads(words, environ):
+    profile = read(template(["python", *words], environ))
+    assert profile.server.command[0] == "{python}"
+    assert len(profile.server.command) == len(words) + 2
+
+
+# --- arms --------------------------------------------------------------------------------------
+
+
+def test_the_arms_differ_by_the_options_of_the_sets_only():
+    profile = read(f"""
+        [server]
+        command = ["{{python}}", "-m", "x", "{FLAG}", "--port", "{{port}}", "{{set_args}}", "--end"]
+        url = "http://127.0.0.1:31000"
+        [server.env]
+        P = "{{prefix}}/lib"
+        SWITCH = "old"
+    """)
+    launch = Launch((FLAG,), {"SWITCH": "1"}, {FLAG: 0}, ("OTHER",))
+    both = arms(profile, launch)
+    common = ("/env/bin/python", "-m", "x", "--port", "31000")
+    assert both.baseline.argv == (*common, "--end")
+    assert both.patched.argv == (*common, FLAG, "--end")
+    assert both.baseline.env == {"P": "/env/lib"}
+    assert both.patched.env == {"P": "/env/lib", "SWITCH": "1"}
+    assert set(both.baseline.unset) == {"SWITCH", "OTHER"}
+    assert both.patched.unset == ("OTHER",)
+    assert both.of(Arm.PATCHED) is both.patched
+
+
+def test_what_other_sets_on_disk_need_goes_to_both_arms():
+    profile = read('[server]\ncommand = ["serve", "--other", "--flag", "{set_args}"]')
+    base = Launch(("--other",), {"O": "1"}, {"--other": 0})
+    launch = Launch(("--flag",), {"F": "1"}, {"--flag": 0})
+    both = arms(profile, launch, base)
+    assert both.baseline.argv == ("serve", "--other") and both.baseline.env == {"O": "1"}
+    assert both.patched.argv == ("serve", "--other", "--flag")
+    assert both.patched.env == {"O": "1", "F": "1"}
+    assert not adds_nothing(launch, base) and not adds_nothing(Launch(), base)
+    assert adds_nothing(base, base)
+    assert arms(profile, base, base).patched == arms(profile, base, base).baseline
+
+
+def test_without_a_placeholder_the_options_go_to_the_end():
+    both = arms(read(MINIMAL), Launch(("--a", "1")))
+    assert both.baseline.argv == ("serve",) and both.patched.argv == ("serve", "--a", "1")
+
+
+def test_home_and_workspace_reach_the_server():
+    profile = read(MINIMAL + 'home = "/h"\nworkspace = "/w"')
+    env = arms(profile, Launch()).baseline.env
+    assert env == {"HOME": "/h", "FLASHINFER_WORKSPACE_BASE": "/w"}
+
+
+def test_an_external_server_gets_options_and_variables_through_its_command():
+    text = '[server]\nmode = "external"\nrestart_command = ["restart", "{set_env}", "{set_args}"]'
+    both = arms(read(text), Launch(("--a",), {"X": "1"}))
+    assert both.baseline.argv == ("restart",)
+    assert both.patched.argv == ("restart", "X=1", "--a") and both.patched.env == {}
+
+
+def test_an_external_server_that_cannot_get_the_options_is_refused():
+    text = '[server]\nmode = "external"\nrestart_command = ["restart"]'
+    arms(read(text), Launch())
+    with pytest.raises(UsageError, match="set_args") as caught:
+        arms(read(text), Launch(("--a",), {"X": "1"}))
+    assert "{set_env}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("a --flag b", "a b"),
+        ("a --two 1 2 b", "a b"),
+        ("a --one=5 b", "a b"),
+        ("a --one 5 b", "a b"),
+        ("a --one --other b", "a --other b"),
+        ("a --one", "a"),
+        ("a --two 1 {set_args} b", "a {set_args} b"),
+        ("a --flagged --onerous=5", "a --flagged --onerous=5"),
+        ("--flag --flag x", "x"),
+    ],
+)
+def test_options_are_stripped_with_their_values(command, kept):
+    strip = {"--flag": 0, "--one": 1, "--two": 2}
+    assert list(strip_options(command.split(), strip)) == kept.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("--api-key", True), ("HF_TOKEN", True), ("AWS_SECRET_ACCESS_KEY", True),
+     ("DB_PASSWORD", True),
+     ("--max-total-tokens", False), ("--tokenizer-path", False), ("--ssl-keyfile", False),
+     ("SGLANG_PORT", False)],
+)  # fmt: skip
+def test_names_of_secrets(name, secret):
+    assert is_secret(name) is secret
+
+
+def test_shown_command_lines_hide_secrets():
+    shown = redact(["s", "--api-key", "abc", "--token=def", "http://u:p@host/", "--n", "5",
+                    "hf_abcdefghijklmnopqrstuv", "--api-key", "{api_key}"])  # fmt: skip
+    joined = " ".join(shown)
+    assert not any(word in joined for word in ("abc", "def", "u:p"))
+    assert shown[-1] == "{api_key}" and "--n 5" in joined
+    profile = read(MINIMAL + '[server.env]\nMY_TOKEN = "abc"')
+    assert "abc" not in arms(profile, Launch()).baseline.shown
+
+
+def test_the_interpreter_of_the_tool_is_a_placeholder_too():
+    profile = read('[server]\ncommand = ["{tool_python}"]')
+    assert arms(profile, Launch()).baseline.argv == (sys.executable,)
+
+
+# --- schedule ----------------------------------------------------------------------------------
+
+
+def test_the_order_alternates_so_that_a_drift_hits_both_arms():
+    letters = {Arm.BASELINE: "A", Arm.PATCHED: "B"}
+    assert ["".join(letters[a] for a in order_of(n)) for n in (1, 2, 3)] == ["AB", "ABBA", "ABBAAB"]
+
+
+def test_the_estimate_grows_with_blocks_and_is_short_for_a_simulated_server():
+    policy = VerificationPolicy()
+    real = estimate(read(MINIMAL), policy)
+    assert real > 600
+    assert estimate(read(MINIMAL + "[verify]\nblocks = 4"), policy) == pytest.approx(2 * real)
+    assert estimate(read(MINIMAL + 'kind = "simulated"'), policy) < 120
