@@ -253,7 +253,7 @@ def _parsed(code: str) -> Sequence[cst.BaseStatement]:
         ) -> cst.EmptyLine:
             return updated_node.with_changes(indent=updated_node.comment is not None)
 
-    fresh = cst.parse_module(code, config=cst.PartialParserConfig(default_newline="\n"))
+    fresh = cst.parse_module(code)
     fresh = cst.ensure_type(fresh.visit(Tidy()), cst.Module)
     first, *rest = fresh.body
     lines = [*fresh.header, *getattr(first, "leading_lines", ())]
@@ -290,7 +290,7 @@ def _inserted(
 ) -> list[Item]:
     """Insert into a comma-separated list; new commas look like those between the others.
 
-    A trailing comma stays a trailing comma, a comment stays with the item it follows.
+    A trailing comma stays a trailing comma, and a comment after it stays with its item.
     """
     import libcst as cst
 

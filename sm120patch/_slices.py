@@ -10,7 +10,6 @@ import ast
 import io
 import platform
 import tokenize
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     import libcst as cst
 
 _BOM = b"\xef\xbb\xbf"
-_DEEPER = "if True:"
-"""A header under which any indentation is legal, so that a method parses on its own."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,10 @@ class Span:
     first: int
     last: int
 
+    def __str__(self) -> str:
+        one = self.first == self.last
+        return f"line {self.first}" if one else f"lines {self.first}-{self.last}"
+
     def overlaps(self, other: Span) -> bool:
         """True when a line belongs to both."""
         return self.first <= other.last and other.first <= self.last
@@ -53,10 +54,8 @@ def read(data: bytes) -> Source | Refused:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         data.decode(encoding)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the file's own invalid escapes are not ours to judge
-            tree = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
         return Refused(f"Python {platform.python_version()} cannot read it: {error}")
     bom = _BOM if data.startswith(_BOM) else b""
     body = data.removeprefix(_BOM)
@@ -90,25 +89,22 @@ def cut(source: Source, statement: ast.stmt) -> Slice | Refused:
     import libcst as cst
 
     span = span_of(statement)
-    where = f"lines {span.first}-{span.last}"
-    if _shares_lines(source, statement, span):
-        return Refused(f"{where} hold another statement as well")
     block = source.lines[span.first - 1 : span.last]
-    lead = block[0][: len(block[0]) - len(block[0].lstrip(b"\x0c"))]
-    text = b"".join(block)[len(lead) :].decode(source.encoding)
-    newline = _newline(source, span)
-    margin = text[: len(text) - len(text.lstrip(" \t"))]
-    header = _DEEPER + newline if margin else ""
-    config = cst.PartialParserConfig(
-        default_newline=newline, default_indent=_indent(source, statement, margin)
-    )
     try:
-        module = cst.parse_module(header + text, config=config)
-    except (cst.ParserSyntaxError, RecursionError) as error:
-        return Refused(f"libcst cannot parse {where}: {error}")
-    if module.code != header + text:
-        return Refused(f"libcst does not reproduce {where} byte for byte")
-    return Slice(module, source, header, lead)
+        if len(block) != span.last - span.first + 1 or _shares_lines(source, statement, span):
+            return Refused(f"{span}: another statement shares them")
+        raw = b"".join(block).lstrip(b"\x0c")
+        text = raw.decode(source.encoding)
+        newline = _newline(source, span)
+        margin = text[: len(text) - len(text.lstrip(" \t"))]
+        header = _header(margin, _indent(source, statement, margin), newline)
+        module = cst.parse_module(header + text).with_changes(default_newline=newline)
+    except (UnicodeError, cst.ParserSyntaxError) as error:
+        return Refused(f"{span}: libcst cannot parse them: {error}")
+    piece = Slice(module, source, header, b"".join(block).removesuffix(raw))
+    if piece.restore(module) != b"".join(block):
+        return Refused(f"{span}: libcst does not reproduce them byte for byte")
+    return piece
 
 
 def splice(source: Source, edits: Iterable[tuple[Span, bytes]]) -> bytes:
@@ -139,6 +135,17 @@ def _newline(source: Source, span: Span) -> str:
         if end := line[len(line.rstrip(b"\r\n")) :]:
             return end.decode("ascii")
     return "\n"
+
+
+def _header(margin: str, indent: str, newline: str) -> str:
+    """Return lines under which an indented statement parses on its own.
+
+    libcst takes the first indentation it meets as the one for new blocks, hence step by step.
+    """
+    steps = len(margin) // len(indent)
+    if indent * steps != margin:
+        return f"if True:{newline}"
+    return "".join(f"{indent * step}if True:{newline}" for step in range(steps))
 
 
 def _indent(source: Source, statement: ast.stmt, margin: str) -> str:

@@ -21,9 +21,11 @@ import ast
 import itertools
 import sys
 import types
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from sm120patch._conditions import Condition, accepts, assigns, guarded, has, imports, lacks, lists
@@ -68,8 +70,8 @@ __all__ = [
     "widen",
 ]
 
-_LINE_BUDGET = 200_000
-"""Lines of payload code one call may execute: a thousand times what any payload needs."""
+_STEP_BUDGET = 1_000_000
+"""Instructions of payload code one call may execute: a thousand times what any payload needs."""
 
 Result = TypeVar("Result")
 
@@ -99,6 +101,109 @@ def run(source: bytes, name: str, data: bytes) -> EditResult:
     itself is broken, never because of `data`.
     """
     codemod = _load(source, name)
+    try:
+        with _no_warnings():
+            return _apply(codemod, name, data)
+    except RecursionError:
+        return Refused("its code is nested too deeply to be looked through")
+
+
+def satisfied(source: bytes, name: str, data: bytes) -> bool:
+    """Tell whether the file already satisfies the payload's post-conditions; imports no libcst."""
+    codemod = _load(source, name)
+    try:
+        with _no_warnings():
+            file = read(data)
+            return isinstance(file, Source) and not _unmet(codemod, name, file.tree)
+    except RecursionError:
+        return False
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Parsing warns of invalid escapes in the file; those are not ours to judge."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# --- payloads -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _load(source: bytes, name: str) -> Codemod:
+    """Execute a payload once for each content and return its `CODEMOD`."""
+    module = types.ModuleType("sm120patch_payload")
+    module.__file__ = name
+    try:
+        code = compile(source, _file_name(name), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise _broken(name, f"is no Python: {error}") from error
+    _bounded(name, lambda: exec(code, module.__dict__))
+    codemod = getattr(module, "CODEMOD", None)
+    if not isinstance(codemod, Codemod):
+        found = "nothing" if codemod is None else type(codemod).__name__
+        raise _broken(name, f"must assign a Codemod to CODEMOD, found {found}")
+    if not (codemod.sites and codemod.after):
+        raise _broken(name, "must have a site and a post-condition at least")
+    return codemod
+
+
+def _broken(name: str, what: str) -> CatalogueError:
+    message = f"payload {name} {what}"
+    hint = "reinstall sm120patch, or correct the payload and its sha256 in the manifest"
+    return CatalogueError(message, hint=hint, details={"faults": [message]})
+
+
+class _TooLong(BaseException):
+    """Raised inside payload code; not an Exception, so that a payload does not swallow it."""
+
+
+def _call(name: str, function: Callable[..., Result], *args: object) -> Result:
+    """Call a condition or an edit; those that the payload defines itself are not trusted to end."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_filename == _file_name(name):
+        return _bounded(name, lambda: function(*args))
+    return function(*args)
+
+
+def _bounded(name: str, call: Callable[[], Result]) -> Result:
+    """Run code of a payload: whatever it raises, and a loop without end, is the catalogue's fault.
+
+    Counts instructions in the payload's own frames (a loop on one line has no line events), so the
+    answer does not depend on the machine.
+    """
+    left, previous = _STEP_BUDGET, sys.gettrace()
+
+    def trace(frame: types.FrameType, _: str, __: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != _file_name(name):
+            return None
+        frame.f_trace_opcodes = True
+        left -= 1
+        if left < 0:
+            raise _TooLong
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return call()
+    except _TooLong:
+        raise _broken(name, "does not come to an end") from None
+    except (Exception, SystemExit) as error:
+        raise _broken(name, f"failed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.settrace(previous)
+
+
+def _file_name(name: str) -> str:
+    return f"<payload {name}>"
+
+
+# --- one file -------------------------------------------------------------------------------------
+
+
+def _apply(codemod: Codemod, name: str, data: bytes) -> EditResult:
     file = read(data)
     if isinstance(file, Refused):
         return file
@@ -116,87 +221,8 @@ def run(source: bytes, name: str, data: bytes) -> EditResult:
     return _checked(codemod, name, splice(file, edits))
 
 
-def satisfied(source: bytes, name: str, data: bytes) -> bool:
-    """Tell whether the file already satisfies the payload's post-conditions; imports no libcst."""
-    codemod = _load(source, name)
-    file = read(data)
-    return isinstance(file, Source) and not _unmet(codemod, name, file.tree)
-
-
-# --- payloads -------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=64)
-def _load(source: bytes, name: str) -> Codemod:
-    """Execute a payload once for each content and return its `CODEMOD`."""
-    module = types.ModuleType("sm120patch_payload")
-    module.__file__ = name
-    try:
-        code = compile(source, _file_name(name), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise CatalogueError(f"payload {name} is no Python: {error}") from error
-    _bounded(name, lambda: exec(code, module.__dict__))
-    codemod = getattr(module, "CODEMOD", None)
-    if not isinstance(codemod, Codemod):
-        found = "nothing" if codemod is None else type(codemod).__name__
-        raise CatalogueError(f"payload {name}: CODEMOD must be a Codemod, found {found}")
-    if not (codemod.sites and codemod.after):
-        raise CatalogueError(f"payload {name}: CODEMOD needs a site and a post-condition at least")
-    return codemod
-
-
-class _TooLong(BaseException):
-    """Raised inside payload code; not an Exception, so that a payload does not swallow it."""
-
-
-def _bounded(name: str, call: Callable[[], Result]) -> Result:
-    """Run code of a payload: whatever it raises, and a loop without end, is the catalogue's fault.
-
-    Counts executed lines of the payload's own frames: the answer does not depend on the machine.
-    """
-    left, previous = _LINE_BUDGET, sys.gettrace()
-
-    def trace(frame: types.FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != _file_name(name):
-            return None
-        left -= event == "line"
-        if left < 0:
-            raise _TooLong
-        return trace
-
-    sys.settrace(trace)
-    try:
-        return call()
-    except _TooLong:
-        raise CatalogueError(f"payload {name} does not come to an end") from None
-    except (Exception, SystemExit) as error:
-        raise CatalogueError(f"payload {name} failed: {type(error).__name__}: {error}") from error
-    finally:
-        sys.settrace(previous)
-
-
-def _file_name(name: str) -> str:
-    return f"<payload {name}>"
-
-
-def _own(function: Callable[..., object], name: str) -> bool:
-    """True for a function that the payload defines itself; ours need no guard."""
-    code = getattr(function, "__code__", None)
-    return code is None or code.co_filename == _file_name(name)
-
-
-# --- one file -------------------------------------------------------------------------------------
-
-
 def _unmet(codemod: Codemod, name: str, tree: ast.Module) -> list[str]:
-    unmet: list[str] = []
-    for check in codemod.after:
-        if _own(check, name):
-            unmet += _bounded(name, partial(check, tree))
-        else:
-            unmet += check(tree)
-    return unmet
+    return [unmet for check in codemod.after for unmet in _call(name, check, tree)]
 
 
 def _locate(codemod: Codemod, file: Source) -> list[tuple[ast.stmt, list[Site]]] | Refused:
@@ -212,7 +238,7 @@ def _locate(codemod: Codemod, file: Source) -> list[tuple[ast.stmt, list[Site]]]
     spans = sorted(groups, key=lambda s: s.first)
     for one, two in itertools.pairwise(spans):
         if one.overlaps(two):
-            return Refused(f"lines {one.first}-{one.last} and {two.first}-{two.last} overlap")
+            return Refused(f"{one} and {two} overlap, but are edited apart")
     return list(groups.values())
 
 
@@ -222,17 +248,14 @@ def _edit(name: str, file: Source, statement: ast.stmt, sites: Sequence[Site]) -
         return piece
     module = piece.module
     for site in sites:
-        if _own(site.edit.apply, name):
-            module, hits = _bounded(name, partial(site.edit.apply, module))
-        else:
-            module, hits = site.edit.apply(module)
+        module, hits = _call(name, site.edit.apply, module)
         if hits != site.count:
             return Refused(_miss(site, hits, file))
     return piece.restore(module)
 
 
 def _miss(site: Site, hits: int, file: Source) -> str:
-    reason = f"{site.scope}: found {hits} of {site.edit.what}, expected {site.count}"
+    reason = f"{site.scope}: found {site.edit.what} {hits} times, expected {site.count}"
     elsewhere = places(file.tree, site.edit.code) if site.edit.code and not hits else []
     return f"{reason}; it stands in {', '.join(elsewhere)} instead" if elsewhere else reason
 
