@@ -11,7 +11,16 @@ from typing import Any
 from sm120patch.host import nvml
 from sm120patch.model import digest_of
 
-_ORDER = ("INTERNAL", "PIX", "PXB", "PHB", "NODE", "SYS")
+_WAYS = {
+    "NVLINK": "nvlink",
+    "INTERNAL": "one-switch",
+    "PIX": "one-switch",
+    "PXB": "one-switch",
+    "PHB": "one-host-bridge",
+    "NODE": "one-node",
+    "SYS": "cross-node",
+}
+"""Way between two GPUs, the shortest first -> its word in `Host.topology`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Link:
     one: int
     other: int
     path: str
-    """`PIX`, `PXB`, `PHB`, `NODE`, `SYS` as in `nvidia-smi topo -m`, or `unknown`."""
+    """`NVLINK`, or `PIX`, `PXB`, `PHB`, `NODE`, `SYS` as in `nvidia-smi topo -m`, or `unknown`."""
     p2p: str
     """`ok`, why the driver refuses peer reads, or `unknown`. `ok` does not prove correct data."""
 
@@ -64,25 +73,20 @@ class Host:
         """Words that published results are matched against.
 
         `N-gpus`; `virtual-machine` or `bare-metal`; with several GPUs `p2p`, `no-p2p` or
-        `p2p-unknown`, and the longest way: `one-switch` (PIX, PXB), `one-host-bridge` (PHB),
-        `one-node` (NODE), `cross-node` (SYS) or `path-unknown`.
+        `p2p-unknown`, and the longest way: `nvlink`, `one-switch` (PIX, PXB), `one-host-bridge`
+        (PHB), `one-node` (NODE), `cross-node` (SYS) or `path-unknown`.
         """
         words = [f"{len(self.gpus)}-gpus", "virtual-machine" if self.virtual else "bare-metal"]
         if not self.links:
             return tuple(words)
         states = {link.p2p for link in self.links}
-        words.append("p2p" if states == {"ok"} else "no-p2p" if states - {"ok", "unknown"} else
-                     "p2p-unknown")  # fmt: skip
+        if states == {"ok"}:
+            words.append("p2p")
+        else:
+            words.append("no-p2p" if states - {"ok", "unknown"} else "p2p-unknown")
         paths = {link.path for link in self.links}
-        longest = max(paths, key=_ORDER.index) if paths <= set(_ORDER) else "unknown"
-        words.append(
-            {
-                "PHB": "one-host-bridge",
-                "NODE": "one-node",
-                "SYS": "cross-node",
-                "unknown": "path-unknown",
-            }.get(longest, "one-switch")
-        )
+        longest = max(paths, key=list(_WAYS).index) if paths <= set(_WAYS) else "unknown"
+        words.append(_WAYS.get(longest, "path-unknown"))
         return tuple(words)
 
     @property

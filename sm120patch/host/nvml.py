@@ -30,6 +30,9 @@ _P2P = {
 }
 """nvmlGpuP2PStatus_t."""
 
+_READ, _NVLINK = 0, 2
+"""nvmlGpuP2PCapsIndex_t; the binding defines the first of them as a tuple."""
+
 
 def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
     """Ask in a child process; the answer has `gpus`, `links`, `processes`, `driver`, `reason`."""
@@ -131,10 +134,16 @@ def _link(pynvml: Any, one: Any, other: Any) -> tuple[str, str]:
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
         path = _PATHS.get(int(getattr(level, "value", level)), path)
     with contextlib.suppress(pynvml.NVMLError):
-        # NVML_P2P_CAPS_INDEX_READ is 0, but the binding defines it as a tuple.
-        status = pynvml.nvmlDeviceGetP2PStatus(one, other, 0)
-        p2p = _P2P.get(int(getattr(status, "value", status)), p2p)
+        p2p = _P2P.get(_status(pynvml, one, other, _READ), p2p)
+        # The common ancestor is that of the PCIe devices, whatever else connects them.
+        if _status(pynvml, one, other, _NVLINK) == 0:
+            path = "NVLINK"
     return path, p2p
+
+
+def _status(pynvml: Any, one: Any, other: Any, capability: int) -> int:
+    status = pynvml.nvmlDeviceGetP2PStatus(one, other, capability)
+    return int(getattr(status, "value", status))
 
 
 def _text(value: Any) -> str:

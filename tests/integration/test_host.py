@@ -108,6 +108,7 @@ def test_an_nvml_process_that_dies_is_an_answer(
             (Link(0, 1, "PHB", "unknown"),),
             ("2-gpus", "bare-metal", "p2p-unknown", "one-host-bridge"),
         ),
+        ((Link(0, 1, "NVLINK", "ok"),), ("2-gpus", "bare-metal", "p2p", "nvlink")),
         ((Link(0, 1, "NODE", "disabled"),), ("2-gpus", "bare-metal", "no-p2p", "one-node")),
         ((Link(0, 1, "unknown", "ok"),), ("2-gpus", "bare-metal", "p2p", "path-unknown")),
         (
