@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sm120patch.caches import bytecode, flashinfer
 from sm120patch.caches.builds import PRISTINE, Entry, build_key
@@ -159,6 +161,18 @@ def test_what_is_no_known_log_is_unreadable(tmp_path: Path, data: bytes) -> None
     (tmp_path / "log").write_bytes(data)
     assert read_deps_log(tmp_path / "log") is None
     assert read_deps_log(tmp_path / "absent") is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.binary(max_size=40)), max_size=8), st.binary(max_size=9)
+)
+def test_any_records_are_read_without_a_traceback(
+    tmp_path: Path, records: list[tuple[bool, bytes]], tail: bytes
+) -> None:
+    written = [record(payload, deps) for deps, payload in records]
+    found = read_deps_log(log_file(tmp_path, 4, *PATHS, *written, tail))
+    assert found is not None
 
 
 def test_sources_and_include_directories_are_read_from_a_build_file(

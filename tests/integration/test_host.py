@@ -339,3 +339,13 @@ def test_secrets_are_taken_out_of_environments_and_texts() -> None:
         "HEADER": "Authorization: Bearer ***",
     }
     assert redact_text("see https://host/path?x=a@b") == "see https://host/path?x=a@b"
+
+
+def test_looking_around_costs_no_heavy_import() -> None:
+    modules = "sm120patch.environment, sm120patch.host, sm120patch.caches.flashinfer"
+    heavy = "{'git', 'psutil', 'pynvml', 'libcst', 'packaging', 'importlib.metadata'}"
+    code = (
+        f"import sys, {modules}, sm120patch.caches.shelf; sys.exit(str({heavy} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "set()"

@@ -319,6 +319,22 @@ def test_a_server_that_builds_after_a_crash_never_pollutes_a_known_build(entry: 
         assert content(entry.live) == "upstream"
 
 
+@pytest.mark.parametrize("leftover", ["half marker", "empty live", "half marker only"])
+def test_what_a_kill_between_the_steps_leaves_is_no_obstacle(entry: Entry, leftover: str) -> None:
+    if leftover == "half marker":
+        fake_build(entry.live, "upstream")
+    entry.live.mkdir(parents=True, exist_ok=True)
+    if leftover != "empty live":
+        (entry.live / f"{MARKER}.new").write_text('{"key": "pat')
+    shelf.park(entry, PRISTINE)
+    shelf.place(entry, PATCHED)
+    fake_build(entry.live, "ours")
+    shelf.swap(entry, PATCHED, PRISTINE)
+    expected = "upstream" if leftover == "half marker" else None
+    assert content(entry.live) == expected
+    assert content(entry.slot(PATCHED)) == "ours"
+
+
 # --- locks, other file systems, owners, hostile content -----------------------------------------
 
 

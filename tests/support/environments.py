@@ -17,7 +17,7 @@ from tests.support.wheels import wheel
 def create_venv(prefix: Path) -> Path:
     """Create a virtual environment without pip; return its site-packages."""
     venv.EnvBuilder(with_pip=False, symlinks=True).create(prefix)
-    scheme = sysconfig.get_path("purelib", "venv", vars={"base": str(prefix)})
+    scheme = sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(prefix)})
     return Path(scheme)
 
 
