@@ -308,9 +308,8 @@ class _Planner:
         steps = tuple(
             step for key in sorted(draft.contents) if (step := self._step(key, draft)) is not None
         )
-        unconfirmed = self._snapshot.compute_capability is None and any(
-            self._catalogue.get(n).compute_capability for n in known
-        )
+        bound = any(self._catalogue.get(n).compute_capability for n in known)
+        unknown = self._snapshot.compute_capability is None
         requested = [n for n in request.sets if n in self._catalogue.ids]
         return Plan(
             action=request.action,
@@ -331,7 +330,7 @@ class _Planner:
                 [self._catalogue.get(n).verification for n in requested or known]
             ),
             based_on=history_digest(self._history),
-            applicability="unconfirmed" if unconfirmed else "confirmed",
+            applicability="unconfirmed" if bound and unknown else "confirmed",
         )
 
     def _step(self, key: FileKey, draft: Draft) -> FileStep | None:

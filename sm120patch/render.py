@@ -215,7 +215,7 @@ def plan_text(plan: Plan, *, diffs: bool) -> str:
     lines += [table(rows)] if rows else []
     lines += [f"  replace    {s.path}" + ("  (upstream's content)" if s.to_pristine else "")
               for s in plan.files]  # fmt: skip
-    if plan.applicability == "unconfirmed":
+    if plan.applicability == "unconfirmed" and plan.action == "apply":
         lines.append("applicability unconfirmed: the GPU is unknown; name it with --gpu 12.0")
     lines += [f"note: {note}" for note in plan.notes]
     if diffs:

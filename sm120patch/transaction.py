@@ -41,11 +41,18 @@ from sm120patch.signals import held_back
 from sm120patch.store import StateDirectory, Store
 
 Checkpoint = Callable[[str], None]
+
+
+def _nothing(_label: str) -> None:
+    return None
+
+
+on_checkpoint: Checkpoint = _nothing
 """Called after every step that changes the disk; tests kill the process there."""
 
 
-def _no_checkpoint(_label: str) -> None:
-    return None
+def _checkpoint(label: str) -> None:
+    on_checkpoint(label)
 
 
 def target_path(root: str, path: str) -> Path:
@@ -96,13 +103,10 @@ class Settings:
 class Transaction:
     """A journalled exchange between side `a` and side `b`. Use `begin` or `recover`."""
 
-    def __init__(
-        self, state: StateDirectory, journal: Journal, checkpoint: Checkpoint = _no_checkpoint
-    ) -> None:
+    def __init__(self, state: StateDirectory, journal: Journal) -> None:
         self._state = state
         self._store = Store(state)
         self.journal = journal
-        self._checkpoint = checkpoint
 
     def swap(self, side: Side) -> float:
         """Bring every file, its bytecode and the build caches to `side`; return the time then.
@@ -117,7 +121,7 @@ class Transaction:
             staged = [(entry, self._stage(entry, side)) for entry in pending]
             for entry, (temporary, path) in staged:
                 temporary.replace(path)
-                self._checkpoint(f"replace {entry.path}")
+                _checkpoint(f"replace {entry.path}")
             self._after_replace(pending, side)
             self._read_back(side)
             self._write(at=side, moving_to=None)
@@ -126,7 +130,7 @@ class Transaction:
     def _write(self, **changes: object) -> None:
         self.journal = replace(self.journal, **changes)  # type: ignore[arg-type]
         write_journal(self._state.journal, self.journal)
-        self._checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
+        _checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 
     def _pending(self, side: Side) -> list[JournalFile]:
         pending = []
@@ -156,7 +160,7 @@ class Transaction:
         path = target_path(entry.root, entry.path)
         temporary = disk.stage(path, data, self.journal.tx, like=path.stat())
         disk.set_mtime(temporary, entry.mtime_ns(side))
-        self._checkpoint(f"stage {entry.path}")
+        _checkpoint(f"stage {entry.path}")
         return temporary, path
 
     def _after_replace(self, entries: list[JournalFile], side: Side) -> None:
@@ -165,7 +169,7 @@ class Transaction:
         tree = self.journal.pycache_prefix
         for entry in self.journal.files:
             bytecode.purge(Path(entry.root), entry.path, Path(tree) if tree else None)
-        self._checkpoint("purge bytecode")
+        _checkpoint("purge bytecode")
         self._place_caches(side)
 
     def _park_caches(self) -> None:
@@ -173,13 +177,13 @@ class Transaction:
             from sm120patch.caches import switch
 
             # No server runs during a swap, so a build without a mark is of the side we come from.
-            switch.park(self.journal.caches, self.journal.at, self._store.get, self._checkpoint)
+            switch.park(self.journal.caches, self.journal.at, self._store.get, _checkpoint)
 
     def _place_caches(self, side: Side) -> None:
         if self.journal.caches is not None:
             from sm120patch.caches import switch
 
-            switch.place(self.journal.caches, side, self._store.get, self._checkpoint)
+            switch.place(self.journal.caches, side, self._store.get, _checkpoint)
 
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
@@ -197,7 +201,7 @@ class Transaction:
             if self.journal.at != side or self.journal.moving_to is not None:
                 self.swap(side)
             record(self.journal.tx, side)
-            self._checkpoint("ledger commit")
+            _checkpoint("ledger commit")
             self._close()
 
     def abort(self) -> bool:
@@ -231,10 +235,11 @@ class Transaction:
     def _close(self) -> None:
         self._remove_temporaries()
         remove_journal(self._state.journal)
-        self._checkpoint("journal removed")
+        _checkpoint("journal removed")
 
     def drop_foreign(self) -> list[str]:
         """Leave out files that are on neither side; return their paths."""
+        self._remove_temporaries()
         foreign = [
             e
             for e in self.journal.files
@@ -280,7 +285,6 @@ def begin(
     state: StateDirectory,
     steps: tuple[FileStep, ...],
     settings: Settings,
-    checkpoint: Checkpoint = _no_checkpoint,
 ) -> Iterator[Transaction]:
     """Open a transaction over `steps`; the caller holds the lock.
 
@@ -294,9 +298,10 @@ def begin(
         store.put(step.before)
         store.put(step.after)
         store.put(step.pristine)
-    transaction = Transaction(state, _journal(steps, settings), checkpoint)
+        _checkpoint(f"store {step.path}")
+    transaction = Transaction(state, _journal(steps, settings))
     write_journal(state.journal, transaction.journal)
-    checkpoint("journal opened")
+    _checkpoint("journal opened")
     try:
         yield transaction
         if state.journal.exists():
@@ -365,9 +370,7 @@ class Recovery:
     kept_foreign: tuple[str, ...]
 
 
-def recover(
-    state: StateDirectory, *, keep_foreign: bool = False, checkpoint: Checkpoint = _no_checkpoint
-) -> Recovery | None:
+def recover(state: StateDirectory, *, keep_foreign: bool = False) -> Recovery | None:
     """Settle an open journal; None when there is none. The caller holds the lock.
 
     Raises RecoveryNeededError, having overwritten nothing, when a file is on neither side and
@@ -376,7 +379,7 @@ def recover(
     journal = read_journal(state.journal)
     if journal is None:
         return None
-    transaction = Transaction(state, journal, checkpoint)
+    transaction = Transaction(state, journal)
     with open_ledger(state.ledger) as ledger:
         committed = ledger.committed(journal.tx)
         side = decided_side(state, journal)
@@ -398,6 +401,6 @@ def recover(
             "kept_foreign": foreign,
         }
         ledger.commit(Event("recovered", (), details), None)
-        checkpoint("recovery recorded")
+        _checkpoint("recovery recorded")
         transaction._close()
     return Recovery(journal.command, outcome, tuple(foreign))

@@ -16,6 +16,7 @@ from sm120patch.model import (
     EvidenceKind,
     FileSnapshot,
     History,
+    OwnedFile,
     PatchSet,
     Snapshot,
     State,
@@ -60,7 +61,7 @@ def status(site: Site, capability: str | None = None) -> Status:
         elif name in busy:
             sets.append(SetStatus(name, State.INTERRUPTED, "a change was interrupted"))
         else:
-            sets.append(_inactive(site, snapshot, name, rejected.get(name)))
+            sets.append(_inactive(site, snapshot, history, name, rejected.get(name)))
     return Status(
         prefix=str(site.environment.prefix),
         python=str(site.environment.python),
@@ -126,12 +127,14 @@ def _rejections(events: list[Event]) -> dict[str, Event]:
     return {name: event for name, event in newest.items() if event.kind == "rejected"}
 
 
-def _inactive(site: Site, snapshot: Snapshot, name: str, rejection: Event | None) -> SetStatus:
+def _inactive(
+    site: Site, snapshot: Snapshot, past: History, name: str, rejection: Event | None
+) -> SetStatus:
     """State of a set that is not on disk: decided by version, and by hash, never by a parse."""
     patch_set = site.catalogue.get(name)
     members = [site.catalogue.get(n) for n in site.catalogue.closure([name])]
     capability = snapshot.compute_capability
-    found = [_look(m, snapshot, capability) for m in members]
+    found = [_look(m, snapshot, past, capability) for m in members]
     drift = [reason for state, reason in found if state is State.DRIFTED]
     blocked = [reason for state, reason in found if state is State.NOT_APPLICABLE]
     if drift:
@@ -148,7 +151,9 @@ def _inactive(site: Site, snapshot: Snapshot, name: str, rejection: Event | None
     return SetStatus(name, State.ABSENT, "", revision=patch_set.revision)
 
 
-def _look(patch_set: PatchSet, snapshot: Snapshot, capability: str | None) -> tuple[State, str]:
+def _look(
+    patch_set: PatchSet, snapshot: Snapshot, past: History, capability: str | None
+) -> tuple[State, str]:
     wanted = patch_set.compute_capability
     if capability is not None and wanted and capability not in wanted:
         return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
@@ -168,13 +173,13 @@ def _look(patch_set: PatchSet, snapshot: Snapshot, capability: str | None) -> tu
             continue
         live = True
         file = snapshot.targets[change.target].files.get(choice.path)
-        if problem := _foreign(file):
+        if problem := _foreign(file, past.files.get((change.target, choice.path))):
             return State.DRIFTED, f"{choice.path}: {problem}"
     return (State.ABSENT, "") if live else (State.UPSTREAM, reasons[0] if reasons else "")
 
 
-def _foreign(file: FileSnapshot | None) -> str | None:
-    if file is None:
+def _foreign(file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
+    if file is None or (owned is not None and owned.current_sha256 == file.sha256):
         return None
     if file.obstacle is not None:
         return file.obstacle.value
