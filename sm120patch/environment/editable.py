@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch.environment.records import Difference, safe_relative
+from sm120patch.errors import HostError
 
 if TYPE_CHECKING:
     from git import Repo
@@ -61,29 +62,29 @@ def find_checkout(root: Path) -> Checkout | NoCheckout:
 
 
 def blobs(checkout: Checkout, paths: Iterable[str]) -> Mapping[str, bytes]:
-    """Bytes of regular files at HEAD, by path below the import root; unknown paths are left out."""
+    """Bytes of regular files at HEAD, by path below the import root; unknown paths are left out.
+
+    Raises HostError when git fails.
+    """
     found: dict[str, bytes] = {}
-    try:
-        with _repository(checkout.work_tree) as repo:
-            tree = repo.commit(checkout.commit).tree
-            for path in paths:
-                if not safe_relative(path):
-                    continue
-                try:
-                    entry = tree / checkout.in_tree(path)
-                except KeyError:
-                    continue
-                if entry.type == "blob" and entry.mode & 0o170000 == 0o100000:
-                    found[path] = entry.data_stream.read()
-    except _GitError:
-        return {}
+    with _repository(checkout.work_tree) as repo:
+        tree = repo.commit(checkout.commit).tree
+        for path in paths:
+            if not safe_relative(path):
+                continue
+            try:
+                entry = tree / checkout.in_tree(path)
+            except KeyError:
+                continue
+            if entry.type == "blob" and entry.mode & 0o170000 == 0o100000:
+                found[path] = entry.data_stream.read()
     return found
 
 
 def dirty_files(checkout: Checkout, package: str) -> tuple[Difference, ...]:
     """Files of the package that differ from HEAD: `changed`, `missing` or `added`.
 
-    Ignored files are left out. The git index is not written.
+    Ignored files are left out. The git index is not written. Raises HostError when git fails.
     """
     with _repository(checkout.work_tree) as repo:
         repo.git.update_environment(GIT_OPTIONAL_LOCKS="0")
@@ -105,7 +106,7 @@ def _parse(output: bytes, offset: str) -> Iterator[Difference]:
             yield Difference(path[strip:], kind)
 
 
-class _GitError(Exception):
+class _GitError(HostError):
     """Git or the repository cannot be used; the text says why."""
 
 

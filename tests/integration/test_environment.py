@@ -349,6 +349,17 @@ def test_a_repository_without_commits_has_no_pristine_content(
     assert isinstance(found, NoCheckout) and "git cannot read" in found.reason
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a checkout away")
+def test_a_checkout_that_git_does_not_trust_says_so(tmp_path: Path, checkout: Path) -> None:
+    site = create_venv(tmp_path / "env")
+    install_editable(site, "sglang", "0.5.9", checkout / "python")
+    for path in (checkout, *checkout.rglob("*")):
+        os.chown(path, 1234, 1234)
+    found = discover(python_of(tmp_path / "env")).installations["sglang"].checkout()
+    assert isinstance(found, NoCheckout), found
+    assert "ownership" in found.reason
+
+
 # --- snapshot -----------------------------------------------------------------------------------
 
 
