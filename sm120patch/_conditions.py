@@ -93,6 +93,16 @@ def guarded(scope: Scope, word: str, by: Iterable[str]) -> Condition:
     return _within(scope, met, f"`{word}` is reached without {' or '.join(sorted(names))}")
 
 
+def either(*conditions: Condition) -> Condition:
+    """One of the conditions holds."""
+
+    def check(tree: ast.Module) -> list[str]:
+        unmet = [condition(tree) for condition in conditions]
+        return [] if not all(unmet) else [" or ".join("; ".join(u) for u in unmet)]
+
+    return check
+
+
 def _within(scope: Scope, met: Callable[[ast.stmt], bool], unmet: str) -> Condition:
     def check(tree: ast.Module) -> list[str]:
         found = scope.find(tree)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sm120patch._scopes import same
+from sm120patch._scopes import occurrences, same
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -69,13 +69,15 @@ def insert_after(statement: str, code: str) -> Edit:
     """Insert statements after a simple statement, in the same block.
 
     Comments and blank lines at the head of `code` go along; its indentation and line ends become
-    those of the file.
+    those of the file. A scope that already holds one of the new statements is half edited: no hit.
     """
 
     def apply(module: cst.Module) -> tuple[cst.Module, int]:
         import libcst as cst
 
         fresh = _parsed(code)
+        if any(occurrences(s, ast.unparse(new)) for s in _tree(module) for new in _tree(code)):
+            return module, 0
 
         def matches(node: cst.CSTNode) -> bool:
             return _means(cst.Module(()).code_for_node(node), statement)
@@ -86,7 +88,7 @@ def insert_after(statement: str, code: str) -> Edit:
 
         return _rewrite(module, cst.SimpleStatementLine, matches, change)
 
-    return Edit(f"`{statement}`", apply, statement)
+    return Edit(f"`{statement.strip()}` without what is to follow it", apply, statement)
 
 
 def append(argument: str, listed: str, number: int) -> Edit:
@@ -218,6 +220,10 @@ def _links(node: cst.BooleanOperation) -> list[cst.CSTNode]:
         and not part.lpar
         and type(part.operator) is type(node.operator)
     ]
+
+
+def _tree(code: str | cst.Module) -> list[ast.stmt]:
+    return ast.parse(code if isinstance(code, str) else code.code).body
 
 
 def _expressions(

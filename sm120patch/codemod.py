@@ -28,7 +28,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from sm120patch._conditions import Condition, accepts, assigns, guarded, has, imports, lacks, lists
+from sm120patch._conditions import (
+    Condition,
+    accepts,
+    assigns,
+    either,
+    guarded,
+    has,
+    imports,
+    lacks,
+    lists,
+)
 from sm120patch._edits import (
     Edit,
     add_name,
@@ -58,6 +68,7 @@ __all__ = [
     "add_sibling",
     "append",
     "assigns",
+    "either",
     "guarded",
     "has",
     "imports",

@@ -9,7 +9,7 @@ are rounded and aligned to the allocation granularity alone, as FlashInfer does 
 
 from __future__ import annotations
 
-from sm120patch.codemod import Codemod, Function, Site, guarded, insert_after, replace
+from sm120patch.codemod import Codemod, Function, Site, guarded, has, insert_after, replace
 
 INIT = Function("SymmDeviceMemory.__init__")
 SIZES = Function("SymmDeviceMemory._get_allocation_prop")
@@ -32,8 +32,10 @@ CODEMOD = Codemod(
         Site(SIZES, insert_after(ALLOCATION, UNICAST)),
     ),
     after=(
+        has(INIT, REMEMBER),
         guarded(INIT, "does not support multicasting", by=GUARDS),
         guarded(SIZES, "CUmulticastObjectProp", by=GUARDS),
         guarded(SIZES, "cuMulticastGetGranularity", by=GUARDS),
+        has(SIZES, "self._mc_granularity = alloc_granularity"),
     ),
 )

@@ -8,7 +8,7 @@ multicast the rounding is left out; where it has, and for every driver error, no
 
 from __future__ import annotations
 
-from sm120patch.codemod import Codemod, Function, Site, guarded, insert_after
+from sm120patch.codemod import Codemod, Function, Site, either, guarded, has, insert_after, lacks
 
 SIZES = Function("_flashinfer_trtllm_workspace_allocation_sizes")
 
@@ -41,5 +41,11 @@ CODEMOD = Codemod(
         Site(SIZES, insert_after(BUFFERS, QUERY)),
         Site(SIZES, insert_after(ALLOCATION, SKIP)),
     ),
-    after=(guarded(SIZES, "cuMulticastGetGranularity", by=("multicast_supported",)),),
+    after=(
+        guarded(SIZES, "cuMulticastGetGranularity", by=("multicast_supported",)),
+        either(
+            lacks(SIZES, "cuda_driver.cuMulticastGetGranularity"),
+            has(SIZES, "allocation_sizes.append(allocation_size)", 2),
+        ),
+    ),
 )
