@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -439,3 +440,26 @@ def test_known_harmful_topologies_are_on_what_users_name(shipped: Catalogue) -> 
     known = shipped.get("allreduce-fusion").known_results
     assert any(result.harmful for result in known)
     assert all(result.source for result in known)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_an_installed_copy_brings_its_own_catalogue(tmp_path: Path, data: bool) -> None:
+    package = tmp_path / "sm120patch"
+    caches = shutil.ignore_patterns("__pycache__", ".*")
+    shutil.copytree(ROOT / "sm120patch", package, ignore=caches)
+    if data:
+        for name in ("manifests", "patches"):
+            shutil.copytree(ROOT / name, package / "_data" / name, ignore=caches)
+    code = (
+        "from sm120patch import catalogue, errors\n"
+        "try: print(*catalogue.load().ids)\n"
+        "except errors.CatalogueError as error: print(error, error.hint)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    if data:
+        assert "allreduce-fusion" in done.stdout.split()
+    else:
+        assert "the catalogue is missing" in done.stdout
+        assert "reinstall sm120patch" in done.stdout
