@@ -102,7 +102,11 @@ def ask(
     deadline: float | None = None,
 ) -> tuple[Sample, ...]:
     """Send single requests (correctness probes); one sample each, in order."""
-    return asyncio.run(_run(target, iter(requests), concurrency, flush=False, deadline=deadline))[0]
+    samples, _, _ = asyncio.run(
+        _run(target, iter(requests), concurrency, flush=False, deadline=deadline)
+    )
+    unsent = Sample(ok=False, error=_LATE)
+    return samples + (unsent,) * (len(requests) - len(samples))
 
 
 def _requests(
@@ -162,7 +166,8 @@ def _session(target: Target, concurrency: int) -> aiohttp.ClientSession:
 
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=concurrency),
+        # A reused connection may be closed by the server at the very moment of reuse.
+        connector=aiohttp.TCPConnector(limit=concurrency, force_close=True),
         timeout=aiohttp.ClientTimeout(total=target.request_timeout, sock_connect=30),
         headers={CONCURRENCY_HEADER: str(concurrency), **headers},
         auto_decompress=False,
