@@ -49,8 +49,8 @@ class CacheScope:
     root: str
     version: str
     """FlashInfer's own version string, which names the cache directory."""
-    pristine: tuple[str, ...]
-    """Digests of upstream's contents of the files concerned."""
+    pristine: Mapping[str, str]
+    """Path -> sha256 of upstream's content, for every file concerned."""
     a_patched: Mapping[str, str]
     """Path -> sha256 of every FlashInfer file that is not upstream's on side `a`."""
     b_patched: Mapping[str, str]
@@ -102,8 +102,7 @@ def read_journal(path: Path) -> Journal | None:
         files = tuple(JournalFile(**entry) for entry in data.pop("files"))
         caches = data.pop("caches")
         if caches is not None:
-            homes, pristine = tuple(caches.pop("homes")), tuple(caches.pop("pristine"))
-            caches = CacheScope(homes=homes, pristine=pristine, **caches)
+            caches = CacheScope(homes=tuple(caches.pop("homes")), **caches)
         sets = tuple(data.pop("sets"))
         journal = Journal(**data, sets=sets, files=files, caches=caches)
         _check(journal)

@@ -6,13 +6,14 @@ server that ran in between may have built modules that did not exist before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from sm120patch.caches import flashinfer, shelf
 from sm120patch.caches.builds import Entry, build_key, kept_mtimes
 from sm120patch.environment import Environment
 from sm120patch.journal import CacheScope, Side
+from sm120patch.model import FileStep
 
 TARGET = "flashinfer-python"
 Contents = Callable[[str], bytes | None]
@@ -23,42 +24,48 @@ def scope_for(
     environment: Environment,
     a: Mapping[tuple[str, str], str],
     b: Mapping[tuple[str, str], str],
-    pristine: Iterable[str],
+    pristine: Mapping[tuple[str, str], str],
     homes: Iterable[Path],
 ) -> CacheScope | None:
     """Describe which builds follow a swap between the patched files `a` and `b`.
 
-    `a` and `b` map (target, path) of every patched file to its sha256; `pristine` are the digests
-    of upstream's contents; `homes` the homes and workspace bases of whoever serves. None when
+    `a` and `b` map (target, path) of every patched file to its sha256, `pristine` to that of
+    upstream's content; `homes` are the homes and workspace bases of whoever serves. None when
     FlashInfer is not touched.
     """
     installation = environment.installations.get(TARGET)
-    sides = [{p: s for (t, p), s in side.items() if t == TARGET} for side in (a, b)]
+    sides = [{p: s for (t, p), s in side.items() if t == TARGET} for side in (a, b, pristine)]
     if installation is None or sides[0] == sides[1]:
         return None
     return CacheScope(
         homes=tuple(sorted({str(home) for home in homes})),
         root=str(installation.root),
         version=flashinfer.cache_version(installation.root, installation.version),
-        pristine=tuple(sorted(pristine)),
+        pristine=sides[2],
         a_patched=sides[0],
         b_patched=sides[1],
     )
 
 
-def _entries(scope: CacheScope, contents: Contents) -> Iterator[Entry]:
-    digests = {
-        path: [*scope.pristine, *(s[path] for s in (scope.a_patched, scope.b_patched) if path in s)]
-        for path in sorted({*scope.a_patched, *scope.b_patched})
-    }
+def _scan(scope: CacheScope, contents: Contents) -> flashinfer.Affected:
     changed = []
-    for path, known in digests.items():
-        versions = [contents(digest) for digest in known]
+    for path in sorted({*scope.a_patched, *scope.b_patched}):
+        sides = (scope.pristine, scope.a_patched, scope.b_patched)
+        versions = [contents(side[path]) for side in sides if path in side]
         whole = tuple(v for v in versions if v is not None)
         # One missing content means that not every reference can be seen: assume the worst.
         changed.append(flashinfer.ChangedFile(path, whole if len(whole) == len(versions) else ()))
     roots = flashinfer.workspaces({}, [Path(home) for home in scope.homes])
-    yield from flashinfer.affected(roots, Path(scope.root), scope.version, changed).entries
+    return flashinfer.affected(roots, Path(scope.root), scope.version, changed)
+
+
+def problems(scope: CacheScope, contents: Contents) -> tuple[str, ...]:
+    """Places of the caches that cannot be looked at: a stale build may stay there."""
+    return _scan(scope, contents).problems
+
+
+def _entries(scope: CacheScope, contents: Contents) -> tuple[Entry, ...]:
+    return _scan(scope, contents).entries
 
 
 def _key(entry: Entry, scope: CacheScope, side: Side) -> str:
@@ -92,10 +99,16 @@ def kept_times(scope: CacheScope, side: Side, contents: Contents) -> dict[str, i
     return times
 
 
-def traps(environment: Environment, paths: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """Reasons why changing those FlashInfer files would have no effect in a server."""
+def traps(
+    environment: Environment, steps: Iterable[FileStep], environ: Mapping[str, str]
+) -> list[str]:
+    """Reasons why the new content of FlashInfer files would have no effect in a server."""
     installation = environment.installations.get(TARGET)
-    changed = [flashinfer.ChangedFile(path) for path in paths]
+    changed = [
+        flashinfer.ChangedFile(s.path, (s.pristine, s.before, s.after))
+        for s in steps
+        if s.target == TARGET and not s.to_pristine
+    ]
     if installation is None or not changed:
         return []
     modules = flashinfer.expected_modules(installation.root, changed)

@@ -184,7 +184,8 @@ def revert(
 
     if bool(sets) == everything:
         raise UsageError("name the sets to take off, or give --all", hint="see `sm120patch status`")
-    site = open_site(env, python, catalogue=catalogue)
+    site = open_site(env, python, catalogue=catalogue, tolerant=everything)
+    _note_fault(output, site)
     require_settled(site.state)
     names = tuple(site.history().active) if everything else sets
     request = Request("revert", names, cascade=cascade or everything)
@@ -212,9 +213,8 @@ def recover(
     from sm120patch.operations import changing
     from sm120patch.operations.site import open_site
 
-    result = changing.recover(
-        open_site(env, python, catalogue=catalogue), keep_foreign=keep_foreign
-    )
+    site = open_site(env, python, catalogue=catalogue, tolerant=True)
+    result = changing.recover(site, keep_foreign=keep_foreign)
     if result is None:
         output.data({"outcome": "nothing"}, "nothing to recover")
         return ExitCode.OK
@@ -264,6 +264,11 @@ def _progress(output: Output) -> Progress:
     from sm120patch.cli.progress import Progress
 
     return Progress(output.talk)
+
+
+def _note_fault(output: Output, site: Site) -> None:
+    if site.catalogue_fault is not None:
+        output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
 
 
 def _warn(output: Output, processes: list[str]) -> None:

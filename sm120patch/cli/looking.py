@@ -96,9 +96,12 @@ def status(
     from sm120patch.operations.site import open_site
     from sm120patch.render import status_dict, status_rows, table
 
-    result = inspecting.status(open_site(env, python, catalogue=catalogue), capability_of(gpu))
+    site = open_site(env, python, catalogue=catalogue, tolerant=True)
+    result = inspecting.status(site, capability_of(gpu))
     versions = ", ".join(f"{n} {v}" for n, v in sorted(result.versions.items())) or "no target"
     lines = [f"{result.prefix}  ({versions})", table(status_rows(result.sets))]
+    if site.catalogue_fault is not None:
+        output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
     if result.interrupted:
         lines.append(f"interrupted: {result.interrupted!r}; run `sm120patch recover`")
     output.data(
@@ -133,7 +136,8 @@ def history(
     from sm120patch.operations.site import open_site
     from sm120patch.render import event_dict, table
 
-    events = inspecting.history(open_site(env, python, catalogue=catalogue), set_id, limit)
+    site = open_site(env, python, catalogue=catalogue, tolerant=True)
+    events = inspecting.history(site, set_id, limit)
     rows = [
         (e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", ""))) for e in events
     ]
@@ -150,7 +154,8 @@ def audit(output: Output, env: str | None, python: str | None, catalogue: Path |
     from sm120patch.operations.site import open_site
     from sm120patch.render import table
 
-    result = audit_environment(open_site(env, python, catalogue=catalogue))
+    site = open_site(env, python, catalogue=catalogue, tolerant=True)
+    result = audit_environment(site)
     rows = [(f.kind, f.target, f.path, f.detail) for f in result.findings]
     checked = ", ".join(f"{n} {v}: {result.files[n]} files" for n, v in result.versions.items())
     summary = f"{result.prefix}: {checked or 'no target installed'}"

@@ -100,20 +100,19 @@ def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
 def here() -> Callable[[Evidence], bool]:
     """Return the test whether an evidence was gathered on this host as it is now.
 
-    GPUs are asked only when real evidence has to be judged.
+    The host is asked only when there is evidence to be judged, and once.
     """
     from sm120patch import host
 
-    machine = host.machine_identity(())[0]
-    fingerprint: list[str] = []
+    known: list[host.Host] = []
 
     def valid(evidence: Evidence) -> bool:
-        if evidence.kind == EvidenceKind.SIMULATED.value:
-            recorded = evidence.data.get("host")
-            return isinstance(recorded, Mapping) and recorded.get("machine_id") == machine
-        if not fingerprint:
-            fingerprint.append(host.probe().fingerprint)
-        return evidence.host == fingerprint[0]
+        found = known[0] if known else host.probe()
+        known[:] = [found]
+        if evidence.kind == EvidenceKind.REAL.value:
+            return evidence.host == found.fingerprint
+        recorded = evidence.data.get("host")
+        return isinstance(recorded, Mapping) and recorded.get("machine_id") == found.machine_id
 
     return valid
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue
 from sm120patch.environment import Environment, discover, locate
+from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
 from sm120patch.model import History, content_digest
@@ -26,6 +27,8 @@ class Site:
     environment: Environment
     catalogue: Catalogue
     state: StateDirectory
+    catalogue_fault: CatalogueError | None = None
+    """Why `catalogue` is empty, where a command can do without one."""
 
     @property
     def store(self) -> Store:
@@ -53,12 +56,22 @@ def open_site(
     *,
     catalogue: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    tolerant: bool = False,
 ) -> Site:
-    """Find the environment that `--env`, `--python` or the active environment names."""
+    """Find the environment that `--env`, `--python` or the active environment names.
+
+    `tolerant`: a broken catalogue is noted instead of raised. What is on disk can be looked at,
+    recovered and taken off with the ledger alone.
+    """
     variables = os.environ if environ is None else environ
     environment = discover(locate(env, python, variables), variables)
     state = StateDirectory.of(environment.prefix)
-    return Site(environment, catalogues.load(catalogue), state)
+    try:
+        return Site(environment, catalogues.load(catalogue), state)
+    except CatalogueError as fault:
+        if not tolerant:
+            raise
+        return Site(environment, Catalogue({}), state, fault)
 
 
 def content_of(history: History, versions: Mapping[str, str]) -> str:

@@ -78,9 +78,8 @@ def settings_for(
     """
     before = {k: f.current_sha256 for k, f in history.files.items()}
     a, b = (before, plan.settled) if start == "a" else (plan.settled, before)
-    pristine = {s.pristine_sha256 for s in plan.files} | {
-        f.pristine_sha256 for f in history.files.values()
-    }
+    pristine = {k: f.pristine_sha256 for k, f in history.files.items()}
+    pristine |= {(s.target, s.path): s.pristine_sha256 for s in plan.files}
     places = {*homes, *known_homes(site)}
     scope = switch.scope_for(site.environment, a, b, pristine, places)
     tree = site.environment.pycache_prefix
@@ -112,8 +111,7 @@ def known_homes(site: Site) -> set[Path]:
 
 def refuse_traps(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
     """Refuse a plan whose FlashInfer sources would never be compiled; nothing is written."""
-    paths = [s.path for s in plan.files if s.target == switch.TARGET and not s.to_pristine]
-    found = switch.traps(site.environment, paths, environ)
+    found = switch.traps(site.environment, plan.files, environ)
     if found:
         raise ConflictError(
             "the patched FlashInfer sources would have no effect:\n"

@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= auto
+
+.PHONY: demo test test-all lint check clean
+
+# One command: set up on a fresh machine and run the main job on real SGLang and FlashInfer wheels.
+demo:
+	$(PYTHON) demo/run.py
+
+# One command: everything that runs in minutes.
+test: $(VENV)/ready
+	$(VENV)/bin/pytest -n $(WORKERS) -m "not slow"
+
+test-all: $(VENV)/ready
+	$(VENV)/bin/pytest -n $(WORKERS)
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/pin_payloads.py --check
+
+check: lint test-all
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .demo build dist
