@@ -128,7 +128,8 @@ def test_content_is_kept_or_changed_as_a_whole(pair: tuple[bytes, bytes], other:
 
 
 HEADERS = st.sampled_from(
-    ["--- a/pkg/file.cuh", "+++ b/pkg/file.cuh", "@@ -1,3 +1,3 @@", "@@ -0,0 +1 @@", "@@ -1 +0,0 @@",
+    ["--- a/pkg/file.cuh", "+++ b/pkg/file.cuh", "@@ -1,3 +1,3 @@", "@@ -0,0 +1 @@",
+     "@@ -1 +0,0 @@", "@@ -1,0 +1,0 @@",
      "diff --git a/x b/y", "Binary files a/x and b/y differ", "GIT binary patch", "rename from x",
      "\\ No newline at end of file", "--- /dev/null", "deleted file mode 1", "new file mode 1",
      "old mode 1", "index 1..2 3", " a", "-b", "+c", "", "\r", "\0"]
