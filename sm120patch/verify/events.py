@@ -61,7 +61,7 @@ class Stream:
         if payload == b"[DONE]":
             return
         event = read_event(payload, virtual=self.virtual)
-        self.text = event.text if self.cumulative else self.text + event.text
+        self._take_text(event.text)
         if len(self.text) > MAX_TEXT:
             raise BadReply("more than 1 MiB of text")
         if event.tokens is not None:
@@ -83,6 +83,11 @@ class Stream:
             raise BadReply("no tokens came back")
         if self.cumulative and self.complete and self.tokens < self.wanted:
             raise BadReply(f"{self.tokens} of {self.wanted} tokens came back")
+
+    def _take_text(self, text: str) -> None:
+        # SGLang sends the text so far, or with --stream-output only what is new.
+        whole = self.cumulative and text.startswith(self.text)
+        self.text = text if whole else self.text + text
 
     def _report(self, tokens: int) -> None:
         if tokens > self.wanted:

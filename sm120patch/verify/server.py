@@ -141,7 +141,7 @@ def _prove_ours(settings: ServerSettings, process: subprocess.Popen[bytes], log:
     who = ", ".join(map(str, holders)) or "nobody that can be seen from here"
     raise HostError(
         f"port {settings.port} is answered, but not by the server that was just started: {who}",
-        hint="is `url` in the profile the address this server listens on?",
+        hint='is `url` the address this server listens on? A container is mode = "external"',
         code="unproved-server",
         details={"log": str(log)},
     )

@@ -168,8 +168,13 @@ def _resolved(command: ArmCommand, settings: ServerSettings) -> list[str]:
 
 
 def _environment(command: ArmCommand, settings: ServerSettings) -> dict[str, str]:
+    import pwd
+
     key = api_key(settings) or ""
     environment = {k: v for k, v in os.environ.items() if k not in command.unset}
+    if settings.user is not None and _identity(settings).user is not None:
+        home = pwd.getpwnam(settings.user).pw_dir
+        environment.update(HOME=home, USER=settings.user, LOGNAME=settings.user)
     environment.update((k, v.replace("{api_key}", key)) for k, v in command.env.items())
     return environment
 

@@ -152,6 +152,14 @@ def test_text_is_kept_for_probes_only():
     assert kept.text == "xxxx" and dropped.text == ""
 
 
+@pytest.mark.parametrize("texts", [("a", "ab", "abcd"), ("a", "b", "cd")])
+def test_text_comes_whole_or_in_pieces(texts):
+    events = [OK, *(event(n, text) for n, text in zip((1, 2, 4), texts, strict=True))]
+    with serving(lambda path, body: events) as (url, _):
+        (sample,) = ask(Target(url), [Request("p", 4, "r", keep_text=True)])
+    assert sample.text == "abcd"
+
+
 # --- hostile replies ---------------------------------------------------------------------------
 
 _HOSTILE = {

@@ -247,6 +247,8 @@ def test_root_serves_as_the_serving_user(make):
     command = [python, "-c", SERVER, "{port}", "plain"]
     with started(make(user="nobody", command=command, cwd="/")) as server:
         assert Path(f"/proc/{server.pid}").stat().st_uid != 0
+        environ = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+        assert b"USER=nobody" in environ
 
 
 def test_stopping_twice_is_harmless():
