@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Build the wheel, install it where no checkout is near, and let it read its own catalogue.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$root/.venv/bin/python" -m build --wheel --outdir "$work/dist" "$root" >/dev/null
+python3 -m venv "$work/venv"
+"$work/venv/bin/python" -m pip install --quiet "$work"/dist/*.whl
+cd "$work"
+"$work/venv/bin/sm120patch" --version
+"$work/venv/bin/sm120patch" list
+"$work/venv/bin/sm120patch" show allreduce-fusion >/dev/null
