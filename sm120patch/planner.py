@@ -373,6 +373,9 @@ class _Planner:
         return merge_launches([launch_for(self._catalogue.get(n), self._versions) for n in names])
 
     def _engagement(self, names: Iterable[str]) -> tuple[Engagement, ...]:
-        return tuple(
-            e for n in names for e in engagement_for(self._catalogue.get(n), self._versions)
-        )
+        found: list[Engagement] = []
+        for name in names:
+            # A bundle has the probes of its members too; each is asked once.
+            probes = engagement_for(self._catalogue.get(name), self._versions)
+            found += [probe for probe in probes if probe not in found]
+        return tuple(found)

@@ -1,0 +1,88 @@
+"""What the documents say about commands, exit codes and JSON is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sm120patch.cli.main import cli
+from sm120patch.errors import ExitCode
+from sm120patch.model import State
+from sm120patch.verify.profile import parse
+from tests.support.catalogue import write_catalogue, write_environment
+from tests.support.command import run
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+PROFILE = (ROOT / "docs" / "profile.md").read_text()
+JSON = (ROOT / "docs" / "json.md").read_text()
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_command_is_in_the_readme_and_has_help(command: str) -> None:
+    assert re.search(rf"^\| .*`{command}[ `]", README, re.MULTILINE)
+    assert cli.commands[command].help
+    for parameter in cli.commands[command].params:
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
+            assert getattr(parameter, "help", None), f"{command} {parameter.name}"
+
+
+def test_every_exit_code_is_documented_and_no_other() -> None:
+    documented = set(re.findall(r"^\| (\d+) \|", README, re.MULTILINE))
+    assert documented == {str(int(code)) for code in ExitCode}
+
+
+def test_every_state_is_documented() -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", README, re.MULTILINE))
+    assert {state.value for state in State} <= documented
+
+
+def test_every_shipped_set_is_in_the_readme() -> None:
+    from sm120patch import catalogue
+
+    for name in catalogue.load().ids:
+        assert f"| `{name}` |" in README
+
+
+@pytest.mark.parametrize("block", re.findall(r"```toml\n(.*?)```", PROFILE, re.DOTALL))
+def test_every_profile_in_the_documents_is_valid(block: str) -> None:
+    text = block if "[server]" in block else f'[server]\ncommand = ["x"]\n{block}'
+    assert parse(text, origin="docs", python="/p/bin/python", prefix="/p").workloads
+
+
+def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
+    table = {
+        name: set(re.findall(r"`([a-z_]+)`", keys))
+        for names, keys in re.findall(r"^\| (`.*?`) \| (`.*`) \|$", JSON, re.MULTILINE)
+        for name in re.findall(r"`([a-z]+)`", names)
+    }
+    prefix, catalogue = tmp_path / "env", write_catalogue(tmp_path / "catalogue")
+    write_environment(prefix)
+    here = ("--env", prefix, "--catalogue", catalogue, "--output", "json")
+    commands: dict[str, tuple[str | Path, ...]] = {
+        "list": ("--catalogue", catalogue, "--output", "json"),
+        "show": ("one", "--catalogue", catalogue, "--output", "json"),
+        "plan": ("one", *here),
+        "apply": ("one", "--no-verify", "--allow-running", *here),
+        "status": here,
+        "history": here,
+        "audit": here,
+        "revert": ("--all", "--allow-running", *here),
+        "recover": here,
+    }
+    for command, arguments in commands.items():
+        done = run(command, *arguments)
+        envelope = done.json
+        assert set(envelope) == {"schema", "command", "ok", "exit_code", "result", "errors"}
+        assert envelope["command"] == command
+        assert envelope["exit_code"] == done.code and envelope["ok"] == (done.code == 0)
+        assert set(envelope["result"]) == table[command], command
+
+
+def test_errors_have_the_documented_form(tmp_path: Path) -> None:
+    write_environment(tmp_path / "env")
+    done = run("apply", "nope", "--env", tmp_path / "env", "--output", "json")
+    assert done.code == 2 and done.json["result"] is None
+    assert set(done.error) == {"code", "message", "hint", "details"}
