@@ -216,7 +216,8 @@ def recover(
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     result = changing.recover(site, keep_foreign=keep_foreign)
     if result is None:
-        output.data({"outcome": "nothing"}, "nothing to recover")
+        nothing = {"outcome": "nothing", "command": None, "kept_foreign": []}
+        output.data(nothing, "nothing to recover")
         return ExitCode.OK
     text = f"{result.outcome}: {result.command}"
     text += "".join(f"\nleft as found: {path}" for path in result.kept_foreign)

@@ -120,7 +120,13 @@ def status(
 
 @click.command()
 @click.argument("set_id", metavar="[SET]", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Number of events to show.",
+)
 @environment_options
 @pass_output
 def history(
