@@ -36,7 +36,10 @@ def serving(
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            path = self.rfile.readline().decode().split(" ")[1]
+            first = self.rfile.readline().decode()
+            if not first:  # connected and gone again
+                return
+            path = first.split(" ")[1]
             headers = {}
             while (line := self.rfile.readline().strip()) != b"":
                 name, _, value = line.decode().partition(": ")
