@@ -28,7 +28,7 @@ class Edit:
     """One kind of change to one statement."""
 
     what: str
-    """What it looks for, as messages call it: `found 0 of WHAT`."""
+    """What it looks for, as messages call it: "found WHAT 0 times"."""
     apply: Apply
     """Module that holds the statement -> edited module, and the number of places."""
     code: str | None = None

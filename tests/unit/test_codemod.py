@@ -456,6 +456,20 @@ def test_conditions_do_not_hold_where_the_scope_is_missing() -> None:
         assert check(tree) == ["function f: found 0, expected 1"]
 
 
+def test_either_needs_one_of_its_conditions() -> None:
+    tree, scope = ast.parse("def f(): return a\n"), codemod.Function("f")
+    has, lacks = codemod.has(scope, "a"), codemod.lacks(scope, "a")
+    assert codemod.either(lacks, has)(tree) == []
+    assert codemod.either(lacks, codemod.has(scope, "b"))(tree) == [
+        "function f: still has `a` or function f: does not have `b` exactly 1 times"
+    ]
+
+
+def test_an_insertion_that_half_stands_is_refused() -> None:
+    insert = payload('Site(Function("gate"), insert_after("x = 1", "a()\\nb()"))')
+    assert "0 times" in refusal("def gate():\n    x = 1\n    if x:\n        b()\n", insert)
+
+
 # --- payloads -------------------------------------------------------------------------------------
 
 LOOP = "while True: pass"
