@@ -216,7 +216,7 @@ def recover(
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     result = changing.recover(site, keep_foreign=keep_foreign)
     if result is None:
-        nothing = {"outcome": "nothing", "command": None, "kept_foreign": []}
+        nothing: dict[str, object] = {"outcome": "nothing", "command": None, "kept_foreign": []}
         output.data(nothing, "nothing to recover")
         return ExitCode.OK
     text = f"{result.outcome}: {result.command}"

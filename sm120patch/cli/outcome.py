@@ -36,6 +36,8 @@ def change_text(change: Change, statuses: Sequence[SetStatus]) -> str:
     """Return the result for people: what holds now, and what to do next."""
     lines = [table(status_rows(statuses)), *_summary(change)]
     launch = launch_text(change.plan.launch)
+    if change.verified is not None and change.verified.restart_problem:
+        lines.append(f"the server was NOT restarted: {change.verified.restart_problem}")
     if _kept(change) and launch:
         lines.append(f"restart your server with: {launch}")
     elif _kept(change) and change.plan.files:

@@ -8,7 +8,7 @@ it held before the command, unless a verdict was committed to the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120patch import host, transaction
@@ -29,6 +29,7 @@ from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter
 from sm120patch.verify.runner import Duty, Outcome, check, run
+from sm120patch.verify.spawn import run_restart
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Verified:
     event: int
     confirmed: bool
     """False when it passed but the GPU is unknown: then it stays staged."""
+    restart_problem: str | None = None
+    """Why an external server could not be restarted on the content that holds now."""
 
 
 def applying(site: Site, plan: Plan) -> Case:
@@ -135,8 +138,10 @@ def verify_case(
     try:
         with transaction.begin(site.state, case.plan.files, settings) as tx:
             outcome = run(profile, duty, _Swap(site, tx), reporter, deadline=deadline)
-            return _commit(site, case, profile, tx, outcome, settings)
+            result = _commit(site, case, profile, tx, outcome, settings)
+        return replace(result, restart_problem=_leave_external(profile, duty, result.end))
     except KeyboardInterrupt:
+        _leave_external(profile, duty, case.start)
         _note(site, case, "interrupted", {"command": command})
         raise InterruptedByUser(
             f"{command!r} was interrupted; every file holds its content from before",
@@ -144,8 +149,25 @@ def verify_case(
         ) from None
     except Sm120PatchError as error:
         if not site.state.journal.exists():
+            _leave_external(profile, duty, case.start)
             _note(site, case, "failed", {"command": command, "error": error.message})
         raise
+
+
+def _leave_external(profile: Profile, duty: Duty, side: Side) -> str | None:
+    """Restart a server that somebody else runs on the content that holds now.
+
+    The last arm that was measured may have been the other one: a rejected set must not go on
+    running in memory. Returns what went wrong, if anything did.
+    """
+    if not profile.server.external:
+        return None
+    arm = Arm.PATCHED if side == "b" else Arm.BASELINE
+    try:
+        run_restart(profile, check(profile, duty).of(arm))
+    except Sm120PatchError as error:
+        return error.message
+    return None
 
 
 @dataclass(frozen=True)

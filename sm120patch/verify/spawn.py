@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from sm120patch.errors import HostError, UsageError
 from sm120patch.verify.commandline import ArmCommand
 from sm120patch.verify.processes import group_members
 from sm120patch.verify.profile import Profile, ServerSettings
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ServerError(HostError):
@@ -53,12 +56,28 @@ def spawn(profile: Profile, command: ArmCommand, log: Path) -> subprocess.Popen[
                 user=identity.user,
                 group=identity.group,
                 extra_groups=identity.extra_groups,
+                preexec_fn=_die_with_parent(),
             )
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         raise ServerError(
             f"the server cannot be started: {error}",
             hint=f"check server.command in {profile.origin}: {command.shown}",
         ) from error
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Have the kernel end the server when sm120patch is killed: nobody else would stop it.
+
+    Everything is loaded here: the child may be a user who cannot read our interpreter's files.
+    """
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return ask_kernel
 
 
 def stop(process: subprocess.Popen[bytes], timeout: float) -> None:
@@ -125,12 +144,14 @@ def run_restart(profile: Profile, command: ArmCommand) -> None:
 
 
 def log_path(profile: Profile, label: str) -> Path:
-    """Log file of one start: the profile's name with the label before its suffix."""
+    """Log file of one start: the profile's name with the label before its suffix.
+
+    Without a name in the profile it lies in the state directory of the environment.
+    """
     if profile.server.log:
         base = Path(profile.server.log)
     else:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        base = Path(state) / "sm120patch" / f"server-{profile.server.port}.log"
+        base = Path(profile.prefix, ".sm120patch", "logs", f"server-{profile.server.port}.log")
     return base.with_name(f"{base.stem}.{label}{base.suffix or '.log'}")
 
 
