@@ -12,7 +12,9 @@ os.environ.setdefault("SM120PATCH_TEST_REAL_HOME", str(Path.home()))
 
 
 @pytest.fixture(autouse=True)
-def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def isolated_home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """HOME, XDG and FlashInfer's workspace point into a temporary directory for every test."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
