@@ -41,15 +41,17 @@ def stage(path: Path, data: bytes, tag: str, like: os.stat_result | None = None)
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as stream:
-        stream.write(data)
-        if like is not None:
-            _copy_ownership(stream.fileno(), like)
-            os.fchmod(stream.fileno(), stat.S_IMODE(like.st_mode))
-        else:
-            os.fchmod(stream.fileno(), 0o644)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(data)
+            if like is not None:
+                _copy_ownership(stream.fileno(), like)
+            os.fchmod(stream.fileno(), 0o644 if like is None else stat.S_IMODE(like.st_mode))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return temporary
 
 
