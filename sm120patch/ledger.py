@@ -22,6 +22,8 @@ from sm120patch.model import ActiveSet, History, OwnedFile, Role
 
 SCHEMA_VERSION = 1
 
+_EVENT = "kind, sets, data, tx, at, id, tool"
+
 _SCHEMA = """
 CREATE TABLE events (
   id INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, tx TEXT UNIQUE,
@@ -30,6 +32,9 @@ CREATE TRIGGER events_no_update BEFORE UPDATE ON events
   BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER events_no_delete BEFORE DELETE ON events
   BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TABLE event_sets (
+  set_id TEXT NOT NULL, event INTEGER NOT NULL REFERENCES events(id),
+  PRIMARY KEY (set_id, event)) WITHOUT ROWID;
 CREATE TABLE active_sets (
   id TEXT PRIMARY KEY, revision INTEGER NOT NULL, role TEXT NOT NULL,
   selected TEXT NOT NULL, digest TEXT NOT NULL);
@@ -74,26 +79,19 @@ class Ledger:
 
     def events(self, limit: int | None = None, set_id: str | None = None) -> list[Event]:
         """Return events, newest first; `limit` counts after the filter."""
-        query = "SELECT kind, sets, data, tx, at, id, tool FROM events"
+        query = f"SELECT {_EVENT} FROM events"
         parameters: list[object] = []
         if set_id is not None:
-            query += " WHERE EXISTS (SELECT 1 FROM json_each(sets) WHERE value = ?)"
+            query += " JOIN event_sets ON event = id WHERE set_id = ?"
             parameters.append(set_id)
         query += " ORDER BY id DESC LIMIT ?"
         parameters.append(-1 if limit is None else limit)
-        return [
-            Event(r[0], tuple(json.loads(r[1])), json.loads(r[2]), *r[3:])
-            for r in self._db.execute(query, parameters)
-        ]
+        return [_event(row) for row in self._db.execute(query, parameters)]
 
     def committed(self, tx: str) -> Event | None:
         """Return the event by which transaction `tx` took effect, if it did."""
-        row = self._db.execute(
-            "SELECT kind, sets, data, tx, at, id, tool FROM events WHERE tx = ?", (tx,)
-        ).fetchone()
-        if row is None:
-            return None
-        return Event(row[0], tuple(json.loads(row[1])), json.loads(row[2]), *row[3:])
+        row = self._db.execute(f"SELECT {_EVENT} FROM events WHERE tx = ?", (tx,)).fetchone()
+        return None if row is None else _event(row)
 
     def evidence(self, content_digest: str | None = None) -> list[Evidence]:
         """Return evidence, newest first, all of it or that for one content."""
@@ -116,6 +114,10 @@ class Ledger:
                 (at, event.kind, event.tx, _json(event.sets), _json(event.data), __version__),
             )
             event_id = int(cursor.lastrowid or 0)
+            self._db.executemany(
+                "INSERT INTO event_sets (set_id, event) VALUES (?, ?)",
+                [(name, event_id) for name in dict.fromkeys(event.sets)],
+            )
             if history is not None:
                 self._replace_state(history)
             if evidence is not None:
@@ -153,6 +155,14 @@ class Ledger:
                 e.verdict, int(e.passed), _json(e.sets), _json(e.baseline_sets), _json(e.data),
             ),
         )  # fmt: skip
+
+
+def _event(row: Sequence[object]) -> Event:
+    kind, sets, data, tx, at, ident, tool = row
+    return Event(
+        kind=str(kind), sets=tuple(json.loads(str(sets))), data=json.loads(str(data)),
+        tx=None if tx is None else str(tx), at=str(at), id=int(str(ident)), tool=str(tool),
+    )  # fmt: skip
 
 
 def _owned_file(row: Sequence[object]) -> OwnedFile:

@@ -99,13 +99,17 @@ def _combined(findings: Sequence[tuple[State | None, str]]) -> tuple[State | Non
 
 
 class EvidenceBook:
-    """Looks up what verifications say about a content on this host."""
+    """Answers what verifications say about a content on this host.
 
-    def __init__(self, evidence: Sequence[Evidence], here: Callable[[Evidence], bool]) -> None:
-        self._by_content: dict[str, list[Evidence]] = {}
-        for entry in evidence:
-            if here(entry):
-                self._by_content.setdefault(entry.content_digest, []).append(entry)
+    `lookup` returns the evidence for a content digest, newest first; `here` tells whether it was
+    gathered on this host as it is now.
+    """
+
+    def __init__(
+        self, lookup: Callable[[str], Sequence[Evidence]], here: Callable[[Evidence], bool]
+    ) -> None:
+        self._lookup = lookup
+        self._here = here
 
     def decisive(self, set_id: str, content: str) -> Evidence | None:
         """Newest conclusive evidence for that set in that content; real beats any other kind.
@@ -116,7 +120,9 @@ class EvidenceBook:
         seen: set[str] = set()
         while content not in seen:
             seen.add(content)
-            entries = [e for e in self._by_content.get(content, []) if e.verdict != INCONCLUSIVE]
+            entries = [
+                e for e in self._lookup(content) if e.verdict != INCONCLUSIVE and self._here(e)
+            ]
             own = [e for e in entries if set_id in e.sets]
             if own:
                 real = [e for e in own if e.kind == EvidenceKind.REAL.value]

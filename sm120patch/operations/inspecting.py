@@ -5,13 +5,13 @@ Reads disk; writes nothing. Imports neither libcst nor git for an environment of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sm120patch.catalogue import choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
-from sm120patch.ledger import read_ledger
+from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
     EvidenceKind,
     FileSnapshot,
@@ -25,6 +25,10 @@ from sm120patch.model import (
 )
 from sm120patch.operations.site import Site
 from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
+
+_RECENT = 50
+_WITHOUT_EFFECT = ("failed", "interrupted", "recovered")
+"""Events of attempts that ended where they had begun: they do not outdate a rejection."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +48,9 @@ def status(site: Site, capability: str | None = None) -> Status:
     """State of every set of the catalogue and of the ledger in this environment."""
     journal = site.journal()
     with read_ledger(site.state.ledger) as ledger:
-        history = History() if ledger is None else ledger.history()
-        evidence = [] if ledger is None else ledger.evidence()
-        rejected = {} if ledger is None else _rejections(ledger.events())
-    snapshot = _snapshot(site, history, capability)
-    facts = _facts(history, snapshot)
-    book = EvidenceBook(evidence, here())
-    busy = set() if journal is None else set(journal.sets)
-    sets = []
-    for name in sorted(set(site.catalogue.ids) | set(history.active)):
-        if name in history.active:
-            closure = site.catalogue.closure([name]) if name in site.catalogue.ids else [name]
-            sets.append(
-                active_status(name, history, closure, facts, book, site.versions, name in busy)
-            )
-        elif name in busy:
-            sets.append(SetStatus(name, State.INTERRUPTED, "a change was interrupted"))
-        else:
-            sets.append(_inactive(site, snapshot, history, name, rejected.get(name)))
+        sets = list(
+            _states(site, ledger, capability, set() if journal is None else set(journal.sets))
+        )
     return Status(
         prefix=str(site.environment.prefix),
         python=str(site.environment.python),
@@ -70,6 +59,25 @@ def status(site: Site, capability: str | None = None) -> Status:
         sets=tuple(sets),
         interrupted=None if journal is None else journal.command,
     )
+
+
+def _states(
+    site: Site, ledger: Ledger | None, capability: str | None, busy: set[str]
+) -> Iterator[SetStatus]:
+    past = History() if ledger is None else ledger.history()
+    snapshot = _snapshot(site, past, capability)
+    facts = _facts(past, snapshot)
+    book = EvidenceBook(ledger.evidence if ledger is not None else lambda _content: [], here())
+    for name in sorted(set(site.catalogue.ids) | set(past.active)):
+        if name in past.active:
+            closure = site.catalogue.closure([name]) if name in site.catalogue.ids else [name]
+            yield active_status(name, past, closure, facts, book, site.versions, name in busy)
+        elif name in busy:
+            yield SetStatus(name, State.INTERRUPTED, "a change was interrupted")
+        else:
+            events = [] if ledger is None else ledger.events(_RECENT, name)
+            last = next((e for e in events if e.kind not in _WITHOUT_EFFECT), None)
+            yield _inactive(site, snapshot, past, name, last)
 
 
 def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:
@@ -117,17 +125,8 @@ def here() -> Callable[[Evidence], bool]:
     return valid
 
 
-def _rejections(events: list[Event]) -> dict[str, Event]:
-    """Set -> its newest event, where that is a rejection."""
-    newest: dict[str, Event] = {}
-    for event in events:
-        for name in event.sets:
-            newest.setdefault(name, event)
-    return {name: event for name, event in newest.items() if event.kind == "rejected"}
-
-
 def _inactive(
-    site: Site, snapshot: Snapshot, past: History, name: str, rejection: Event | None
+    site: Site, snapshot: Snapshot, past: History, name: str, last: Event | None
 ) -> SetStatus:
     """State of a set that is not on disk: decided by version, and by hash, never by a parse."""
     patch_set = site.catalogue.get(name)
@@ -142,10 +141,10 @@ def _inactive(
         return SetStatus(name, State.UPSTREAM, found[0][1], revision=patch_set.revision)
     if blocked:
         return SetStatus(name, State.NOT_APPLICABLE, blocked[0], revision=patch_set.revision)
-    if rejection is not None:
-        verdict = rejection.data.get("verdict", "rejected")
+    if last is not None and last.kind == "rejected":
+        verdict = last.data.get("verdict", "rejected")
         return SetStatus(
-            name, State.REJECTED, f"{verdict} on {rejection.at}", revision=patch_set.revision
+            name, State.REJECTED, f"{verdict} on {last.at}", revision=patch_set.revision
         )
     return SetStatus(name, State.ABSENT, "", revision=patch_set.revision)
 

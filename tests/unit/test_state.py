@@ -36,7 +36,10 @@ def evidence(content: str, *, passed: bool = True, **changes: object) -> Evidenc
 
 
 def book(*entries: Evidence, host: str = "here") -> EvidenceBook:
-    return EvidenceBook(entries, lambda e: e.host == host)
+    def lookup(content: str) -> list[Evidence]:
+        return [e for e in entries if e.content_digest == content]
+
+    return EvidenceBook(lookup, lambda e: e.host == host)
 
 
 def status_of(name: str, past: History, fact: DiskFact, known: EvidenceBook) -> State:
