@@ -104,6 +104,7 @@ def status(
         output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
     if result.interrupted:
         lines.append(f"interrupted: {result.interrupted!r}; run `sm120patch recover`")
+    code = ExitCode.RECOVERY_NEEDED if result.interrupted else ExitCode.OK
     output.data(
         {
             "prefix": result.prefix,
@@ -114,8 +115,9 @@ def status(
             "sets": [status_dict(s) for s in result.sets],
         },
         "\n".join(lines),
+        code,
     )
-    return ExitCode.RECOVERY_NEEDED if result.interrupted else ExitCode.OK
+    return code
 
 
 @click.command()
