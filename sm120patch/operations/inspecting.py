@@ -156,7 +156,7 @@ def _look(
     if capability is not None and wanted and capability not in wanted:
         return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
     versions = {name: t.version for name, t in snapshot.targets.items()}
-    reasons, live = [], not patch_set.changes
+    reasons, live = [], False  # a set without changes is nothing but its dependencies
     for change in patch_set.changes:
         if change.optional:
             continue
