@@ -88,8 +88,11 @@ class StateDirectory:
                     hint="wait until it has finished, then run the command again",
                     details={"holder": holder},
                 ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
             yield
         finally:
             os.close(fd)
