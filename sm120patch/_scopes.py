@@ -41,6 +41,22 @@ class Function:
 
 
 @dataclass(frozen=True)
+class Class:
+    """A class of the module, its decorators included."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"class {self.name}"
+
+    def find(self, tree: ast.Module) -> list[ast.stmt]:
+        """Conditional definitions count, as with functions."""
+        return [
+            s for s in statements(tree.body) if isinstance(s, ast.ClassDef) and s.name == self.name
+        ]
+
+
+@dataclass(frozen=True)
 class FromImport:
     """The `from MODULE import ...` of the module's top level that brings in `having`."""
 
