@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sm120patch.catalogue import choose
+from sm120patch.catalogue import advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import read_ledger
@@ -157,6 +157,8 @@ def _look(
     if capability is not None and wanted and capability not in wanted:
         return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
     versions = {name: t.version for name, t in snapshot.targets.items()}
+    if patch_set.only_advice:
+        return State.NOT_APPLICABLE, advice_for(patch_set, versions)[1]
     reasons, live = [], not patch_set.changes
     for change in patch_set.changes:
         if change.optional:
@@ -167,6 +169,8 @@ def _look(
         choice, reason = choose(change, versions)
         if choice is None:
             return State.NOT_APPLICABLE, reason
+        if isinstance(choice, Window) and choice.outcome == "refused":
+            return State.NOT_APPLICABLE, choice.reason
         if isinstance(choice, Window):
             reasons.append(choice.reason)
             continue
