@@ -113,7 +113,7 @@ class Branch:
             for function in self.within.find(tree)
             for node in ast.walk(function)
             if isinstance(node, ast.If)
-            and any(same(s, self.sets) for s in node.body)
+            and any(same(_bare(s), self.sets) for s in node.body)
             and occurrences(node.test, self.asks)
         ]
 
@@ -152,6 +152,11 @@ def _bound(statement: ast.stmt) -> set[str]:
     else:
         return set()
     return {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def _bare(statement: ast.stmt) -> ast.AST:
+    """Return what a statement means: of a call on its own, the call."""
+    return statement.value if isinstance(statement, ast.Expr) else statement
 
 
 @lru_cache(maxsize=256)
