@@ -95,7 +95,7 @@ class Assignment:
 class Branch:
     """The `if` inside `within` that is known by what it does and what it asks.
 
-    `sets` is a statement directly in its body, `asks` an expression somewhere in its condition.
+    `sets` is a statement at any depth of its body, `asks` an expression somewhere in its condition.
     Text alone would not do: one release holds the same condition for an unrelated feature.
     """
 
@@ -113,7 +113,7 @@ class Branch:
             for function in self.within.find(tree)
             for node in ast.walk(function)
             if isinstance(node, ast.If)
-            and any(same(_bare(s), self.sets) for s in node.body)
+            and any(occurrences(s, self.sets) for s in node.body)
             and occurrences(node.test, self.asks)
         ]
 
@@ -152,11 +152,6 @@ def _bound(statement: ast.stmt) -> set[str]:
     else:
         return set()
     return {t.id for t in targets if isinstance(t, ast.Name)}
-
-
-def _bare(statement: ast.stmt) -> ast.AST:
-    """Return what a statement means: of a call on its own, the call."""
-    return statement.value if isinstance(statement, ast.Expr) else statement
 
 
 @lru_cache(maxsize=256)

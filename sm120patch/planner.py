@@ -63,13 +63,6 @@ class Refusal:
     """What to do instead, where the catalogue says so."""
 
 
-_WINDOWS: Mapping[str, Outcome] = {
-    "upstream": Outcome.UPSTREAM,
-    "not-needed": Outcome.NOT_NEEDED,
-    "refused": Outcome.NOT_APPLICABLE,
-}
-
-
 def wanted_files(
     catalogue: Catalogue, versions: Mapping[str, str], history: History, request: Request
 ) -> dict[str, set[str]]:
@@ -223,7 +216,8 @@ class _Planner:
             return Outcome.NOT_APPLICABLE, None, f"{change.target} was not found: {why}"
         choice, reason = choose(change, self._versions)
         if isinstance(choice, Window):
-            return _WINDOWS[choice.outcome], None, choice.reason
+            upstream = choice.outcome == Outcome.UPSTREAM.value
+            return Outcome.UPSTREAM if upstream else Outcome.NOT_NEEDED, None, choice.reason
         if choice is None:
             return Outcome.NOT_APPLICABLE, None, reason
         file = self._files.file(change.target, choice.path)

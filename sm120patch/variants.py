@@ -26,7 +26,7 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
     """Return what the change means for the installed versions (distribution -> version), and why.
 
     A Variant is to be applied, a Window says that there is nothing to do, None that the change
-    knows nothing about this version; then the reason says what it knows.
+    must not be made for this version, or knows nothing about it; the reason says which.
     """
     found = installed.get(change.target)
     if found is None:
@@ -39,7 +39,7 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
         if version not in versions.parse(candidate.versions):
             continue
         if isinstance(candidate, Window):
-            return candidate, candidate.reason
+            return (None if candidate.outcome == "refused" else candidate), candidate.reason
         unmet = _unmet(candidate.requires, installed)
         return (None, unmet) if unmet else (candidate, f"{change.target} {found}")
     known = " or ".join(v.versions for v in change.variants)

@@ -1,15 +1,16 @@
-"""Give FP8 fused-MoE a default that fits into 99 KB of shared memory (`fused_moe_triton_config.py`).
+"""Give FP8 fused-MoE a default for 99 KB of shared memory (`fused_moe_triton_config.py`).
 
 For more tokens than experts the default tile is 128 x 256 x 128 with 4 stages: 147456 bytes where
 a block on SM12x has 101376. There the tile that SGLang 0.5.14 falls back to is taken: 64 x 128 x
-256 with 2 stages, 49152 bytes. The default for fewer tokens needs 73728 bytes and stays, which
-0.5.14 tuned as well. On GPUs with 128 KB and more, and on HIP, nothing changes.
+256 with 2 stages, 49152 bytes. The default for fewer tokens needs 73728 bytes and stays; 0.5.14
+changed that one as well. On GPUs with 128 KB and more, and on HIP, nothing changes.
 """
 
 from __future__ import annotations
 
-from sm120patch.codemod import Assignment, Branch, Codemod, Function, Site, has, insert_after
+from sm120patch.codemod import Assignment, Codemod, Function, Site, has, insert_after
 
+DEFAULT = Function("get_default_config")
 LOW_SMEM = Function("_has_low_shared_memory")
 LIMIT = 'getattr(properties, "shared_memory_per_block_optin", None)'
 HELPER = f'''
@@ -43,16 +44,16 @@ config = {
     "num_stages": 2,
 }
 """.strip()
-PER_TENSOR = Branch(within=Function("get_default_config"), sets=LARGE, asks="block_shape is None")
 FALLBACK = "if _has_low_shared_memory():\n    " + SMALL.replace("\n", "\n    ")
 
 CODEMOD = Codemod(
     sites=(
         Site(Assignment("_is_hip"), insert_after("_is_hip = is_hip()", HELPER)),
-        Site(PER_TENSOR, insert_after(LARGE, FALLBACK)),
+        Site(DEFAULT, insert_after(LARGE, FALLBACK)),
     ),
     after=(
         has(LOW_SMEM, LIMIT),
-        has(PER_TENSOR, FALLBACK),
+        has(DEFAULT, FALLBACK),
+        has(DEFAULT, SMALL),  # 0.5.14 has it elsewhere already
     ),
 )

@@ -1,8 +1,8 @@
 """Compile SGLang's own JIT kernels for sm_12xa instead of plain sm_12x (`jit_kernel/utils.py`).
 
-What is compiled at run time is for the GPU at hand, so nothing is lost by the architecture-specific
-target, which alone has the FP4 and block-scaled instructions. SGLang 0.5.16 has it; it takes "f" for
-12.0 where the CUDA version allows. HIP counts its capabilities otherwise and stays.
+What is compiled at run time is for the GPU at hand, so nothing is lost by the target for exactly
+this architecture, which alone has the FP4 and block-scaled instructions. SGLang 0.5.16 has it; it
+takes "f" for 12.0 where the CUDA version allows. HIP counts its capabilities otherwise and stays.
 """
 
 from __future__ import annotations

@@ -169,8 +169,6 @@ def _look(
         choice, reason = choose(change, versions)
         if choice is None:
             return State.NOT_APPLICABLE, reason
-        if isinstance(choice, Window) and choice.outcome == "refused":
-            return State.NOT_APPLICABLE, choice.reason
         if isinstance(choice, Window):
             reasons.append(choice.reason)
             continue
