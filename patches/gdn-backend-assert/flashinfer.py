@@ -13,6 +13,7 @@ from sm120patch.codemod import (
     Site,
     accepts,
     add_name,
+    has,
     lacks,
     replace,
     widen,
@@ -21,6 +22,7 @@ from sm120patch.codemod import (
 WRAPPER = Function("attn_backend_wrapper")
 BACKEND = "runner.server_args.attention_backend"
 TRITON, TRTLLM = f'{BACKEND} == "triton"', f'{BACKEND} == "trtllm_mha"'
+UTILS = "from sglang.srt.utils import is_blackwell, is_npu, is_sm120_supported"
 FLASHINFER = f"""(
         is_sm120_supported()
         and {BACKEND} == "flashinfer"
@@ -44,5 +46,6 @@ CODEMOD = Codemod(
     after=(
         accepts(WRAPPER, TRITON, TRTLLM, FLASHINFER),
         lacks(WRAPPER, f"{TRITON} or {TRTLLM}"),
+        has(WRAPPER, UTILS),
     ),
 )

@@ -6,11 +6,12 @@ time, where SGLang chooses flashinfer by itself. The release before let it throu
 
 from __future__ import annotations
 
-from sm120patch.codemod import Codemod, Function, Site, accepts, add_name, replace
+from sm120patch.codemod import Codemod, Function, Site, accepts, add_name, has, replace
 
 WRAPPER = Function("attn_backend_wrapper")
 BACKEND = "runner.server_args.attention_backend"
 TRITON = f'{BACKEND} == "triton"'
+UTILS = "from sglang.srt.utils import is_blackwell, is_npu, is_sm120_supported"
 FLASHINFER = f"""(
         is_sm120_supported()
         and {BACKEND} == "flashinfer"
@@ -30,5 +31,5 @@ CODEMOD = Codemod(
         Site(WRAPPER, replace(f'"{ONLY}"', f'"{ONLY_NOW}"')),
         Site(WRAPPER, add_name("is_sm120_supported", after="is_npu")),
     ),
-    after=(accepts(WRAPPER, TRITON, FLASHINFER),),
+    after=(accepts(WRAPPER, TRITON, FLASHINFER), has(WRAPPER, UTILS)),
 )
