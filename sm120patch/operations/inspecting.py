@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sm120patch.catalogue import choose
+from sm120patch.catalogue import advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import Ledger, read_ledger
@@ -156,6 +156,8 @@ def _look(
     if capability is not None and wanted and capability not in wanted:
         return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
     versions = {name: t.version for name, t in snapshot.targets.items()}
+    if patch_set.only_advice:
+        return State.NOT_APPLICABLE, advice_for(patch_set, versions)[1]
     reasons, live = [], False  # a set without changes is nothing but its dependencies
     for change in patch_set.changes:
         if change.optional:

@@ -30,6 +30,8 @@ from tests.support.simulated import (
     free_port,
 )
 
+GOOD, BAD = "root-complex-2gpu", "slow-mild-regression"
+QUICK = "blocks = 1"
 OTHER = "sglang/srt/other.py"
 OTHER_TEXT = "value = 'upstream'\n"
 FILES = {COMMUNICATOR: GATE_CLOSED, JIT: JIT_CLOSED, OTHER: OTHER_TEXT}
@@ -320,3 +322,58 @@ def wait_for(condition: Callable[[], object], timeout: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def apply(host: Host, scenario: str, *options: str, verify: str = QUICK, **profile: Any) -> Ran:
+    chosen = host.profile(scenario, verify=verify, **profile)
+    return host.run("apply", "fusion", "--profile", chosen, *options)
+
+
+def stage(host: Host, *sets: str) -> None:
+    done = host.run("apply", *sets, "--no-verify")
+    assert done.code == 0 and done.result["outcome"] == "staged", done.err
+
+
+def assert_untouched(host: Host) -> None:
+    """Bytes, modes and times of every file are as before, and nothing is under way."""
+    assert host.facts() == host.pristine
+    assert host.litter() == [] and host.servers() == []
+
+
+def assert_nothing_written(host: Host) -> None:
+    assert_untouched(host)
+    assert not (host.prefix / ".sm120patch").exists()
+
+
+def assert_applied(host: Host, done: Ran, verdict: str, outcome: str = "applied") -> None:
+    assert done.code == 0, done.out + done.err
+    assert done.result["outcome"] == outcome
+    assert done.result["verification"]["verdict"] == verdict
+    assert host.patched() == FUSION
+    assert host.litter() == [] and host.servers() == []
+    for entry in done.result["sets"]:
+        assert (entry["state"], entry["label"]) == ("applied", "applied (simulated)")
+        assert entry["counts"] is False, "simulated evidence never counts"
+        assert (entry["evidence"]["kind"], entry["evidence"]["verdict"]) == ("simulated", verdict)
+    assert host.states() == {**dict.fromkeys(FUSION, "applied"), "other": "absent"}
+
+
+def assert_rejected(host: Host, done: Ran, verdict: str) -> None:
+    assert done.code == 8, done.out + done.err
+    assert done.result["outcome"] == "rejected" and done.json["ok"] is False
+    assert done.result["verification"]["verdict"] == verdict
+    assert done.result["launch"] is None, "there is nothing to restart with"
+    assert_untouched(host)
+    entry = host.entry("fusion")
+    assert entry["state"] == "rejected" and entry["reason"].startswith(f"{verdict} on ")
+    newest = host.events()[0]
+    assert (newest["kind"], set(newest["sets"])) == ("rejected", FUSION)
+    assert (newest["data"]["verdict"], newest["data"]["kind"]) == (verdict, "simulated")
+
+
+def assert_no_baseline(host: Host, done: Ran, code: str = "baseline-failed") -> None:
+    assert done.code == 10, done.out + done.err
+    assert done.error["code"] == code and done.error["hint"]
+    assert_untouched(host)
+    assert host.states()["fusion"] == "absent"
+    assert host.events()[0]["kind"] == "failed"
