@@ -48,7 +48,15 @@ from sm120patch._edits import (
     replace,
     widen,
 )
-from sm120patch._scopes import Assignment, Branch, FromImport, Function, Scope, places
+from sm120patch._scopes import (
+    Assignment,
+    Branch,
+    FromImport,
+    Function,
+    Scope,
+    Unwritten,
+    places,
+)
 from sm120patch._slices import Source, Span, cut, read, span_of, splice
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, EditResult, Refused, Unchanged
@@ -63,6 +71,7 @@ __all__ = [
     "Function",
     "Scope",
     "Site",
+    "Unwritten",
     "accepts",
     "add_name",
     "add_sibling",
@@ -78,6 +87,7 @@ __all__ = [
     "replace",
     "run",
     "satisfied",
+    "unwritten",
     "widen",
 ]
 
@@ -117,6 +127,11 @@ def run(source: bytes, name: str, data: bytes) -> EditResult:
             return _apply(codemod, name, data)
     except RecursionError:
         return Refused("its code is nested too deeply to be looked through")
+
+
+def unwritten(source: bytes, name: str) -> bool:
+    """Tell whether a payload is a skeleton whose author has still to name a place."""
+    return any(isinstance(site.scope, Unwritten) for site in _load(source, name).sites)
 
 
 def satisfied(source: bytes, name: str, data: bytes) -> bool:
@@ -240,6 +255,8 @@ def _locate(codemod: Codemod, file: Source) -> list[tuple[ast.stmt, list[Site]]]
     """Find the statement of every site; sites of one statement are edited together."""
     groups: dict[Span, tuple[ast.stmt, list[Site]]] = {}
     for site in codemod.sites:
+        if isinstance(site.scope, Unwritten):
+            return Refused(str(site.scope))
         found = site.scope.find(file.tree)
         if len(found) != 1:
             lines = ", ".join(str(s.lineno) for s in found)
