@@ -58,7 +58,7 @@ def quoted(text: str) -> str:
     if "\\" in text or '"""' in text or not text.replace("\n", "").isprintable():
         return repr(text)
     if "\n" in text:
-        return f'"""\n{text.strip(chr(10))}\n"""'
+        return f'"""\\\n{text.rstrip(chr(10))}\n"""'
     return f'"{text}"' if '"' not in text else repr(text)
 
 
@@ -214,10 +214,10 @@ class _Walk:
         self.inserted.append(Proposal(scope, edit, after, inserts=True))
 
     def _line_before(self, statement: ast.stmt) -> int:
-        """Index of the first line that belongs to a new statement: its comments do."""
+        """Index of the first line that belongs to a new statement: comments and blank lines do."""
         decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
         first = min([statement.lineno, *(d.lineno for d in decorators)]) - 1
-        while first and self._lines[first - 1].lstrip().startswith("#"):
+        while first and self._lines[first - 1].strip()[:1] in ("", "#"):
             first -= 1
         return first
 
