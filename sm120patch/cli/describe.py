@@ -11,7 +11,7 @@ from sm120patch.render import clean, launch_text
 WIDTH = 96
 
 
-def describe_set(patch_set: PatchSet) -> str:
+def describe_set(patch_set: PatchSet, origin: str) -> str:
     """Return everything the catalogue knows about a set, for people."""
     policy = patch_set.verification
     lines = [
@@ -22,6 +22,7 @@ def describe_set(patch_set: PatchSet) -> str:
         f"for compute capability  {', '.join(patch_set.compute_capability) or 'any'}",
         f"upstream                {patch_set.upstream_status} (checked {patch_set.last_checked})",
         *_wrap(patch_set.upstream_reason, " " * 24),
+        f"comes from              {origin}",
         f"must show               {policy.goal.value}, margin {policy.margin:.0%}",
     ]
     if patch_set.depends:

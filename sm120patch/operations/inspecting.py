@@ -6,13 +6,14 @@ Reads disk; writes nothing. Imports neither libcst nor git for an environment of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sm120patch.catalogue import choose
+from sm120patch.catalogue import Catalogue, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
+    ActiveSet,
     EvidenceKind,
     FileSnapshot,
     History,
@@ -71,13 +72,26 @@ def _states(
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
             closure = site.catalogue.closure([name]) if name in site.catalogue.ids else [name]
-            yield active_status(name, past, closure, facts, book, site.versions, name in busy)
+            found = active_status(name, past, closure, facts, book, site.versions, name in busy)
+            changed = changed_payload(site.catalogue, past.active[name])
+            yield replace(found, reason="; ".join(filter(None, (found.reason, changed))))
         elif name in busy:
             yield SetStatus(name, State.INTERRUPTED, "a change was interrupted")
         else:
             events = [] if ledger is None else ledger.events(_RECENT, name)
             last = next((e for e in events if e.kind not in _WITHOUT_EFFECT), None)
             yield _inactive(site, snapshot, past, name, last)
+
+
+def changed_payload(catalogue: Catalogue, record: ActiveSet) -> str:
+    """Say that a set is no longer what was applied; empty when it is, or is not known here."""
+    known = catalogue.sets.get(record.id)
+    if known is None or known.digest == record.digest:
+        return ""
+    revision = f"revision {record.revision} -> {known.revision}"
+    if known.revision == record.revision:
+        revision = f"still revision {known.revision}"
+    return f"its payloads changed in the catalogue since it was applied ({revision})"
 
 
 def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:
