@@ -94,6 +94,7 @@ def _begun_dict(begun: Begun) -> dict[str, object]:
         "version": begun.about.version,
         "source": begun.about.source,
         "scratch": str(begun.directory),
+        "catalogue": None,
         "written": [],
         "changes": [],
     }

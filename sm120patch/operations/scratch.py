@@ -61,15 +61,28 @@ def create(
     """
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise UsageError(f"{directory} exists and is no directory", hint="name another --scratch")
-    if directory.exists() and any(directory.iterdir()):
-        if not (force and (directory / ".git" / _STATE).is_file()):
-            raise UsageError(
-                f"{directory} is not empty",
-                hint="name another --scratch; --force replaces an earlier scratch",
-                code="exists",
-            )
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    ours = force and (directory / ".git" / _STATE).is_file()
+    if directory.exists() and any(directory.iterdir()) and not ours:
+        raise UsageError(
+            f"{directory} is not empty",
+            hint="name another --scratch; --force replaces an earlier scratch",
+            code="exists",
+        )
+    # Built beside its place: an earlier scratch goes only once there is another.
+    fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
+    try:
+        made = _build(fresh, files, about)
+        if directory.exists():
+            shutil.rmtree(directory)
+        fresh.rename(directory)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return made
+
+
+def _build(directory: Path, files: Iterable[tuple[str, bytes]], about: Scratch) -> Scratch:
+    directory.mkdir(parents=True)
     for path, data in files:
         place = directory / path
         place.parent.mkdir(parents=True, exist_ok=True)
