@@ -71,7 +71,10 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
         "audit": here,
         "revert": ("--all", "--allow-running", *here),
         "recover": here,
-    }
+        "lint": ("--catalogue", catalogue, "--output", "json"),
+        "new": ("mine", "--target", "sglang", "--from-env", prefix, "--scratch", tmp_path / "s",
+                "--output", "json"),
+    }  # fmt: skip
     for command, arguments in commands.items():
         done = run(command, *arguments)
         envelope = done.json
