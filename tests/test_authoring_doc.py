@@ -60,9 +60,7 @@ def _edit(work: Path, diff: str) -> None:
     """Make the edit that a diff block shows; a digest in its context is as the file has it."""
     for digest in re.findall(r'^sha256 = "(.*)"$', _read(work, diff), re.MULTILINE):
         diff = diff.replace('sha256 = "..."', f'sha256 = "{digest}"')
-    subprocess.run(
-        ["git", "apply", "--recount", "-"], cwd=work, input=diff, text=True, check=True
-    )
+    subprocess.run(["git", "apply", "--recount", "-"], cwd=work, input=diff, text=True, check=True)
 
 
 def _read(work: Path, diff: str) -> str:
