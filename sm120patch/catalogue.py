@@ -6,14 +6,16 @@ versions is told by `variants`, whose functions can be had from here.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sm120patch import manifest
 from sm120patch.errors import CatalogueError, UsageError
-from sm120patch.model import PatchSet, PayloadKind
+from sm120patch.model import PatchSet, PayloadKind, Variant
 from sm120patch.variants import choose, edit, engagement_for, launch_for, satisfied
 
 __all__ = [
@@ -266,8 +268,23 @@ def payload_faults(patch_set: PatchSet) -> list[str]:
             except CatalogueError as error:
                 faults.append(error.message)
             continue
+        if variant.kind is PayloadKind.FILE:
+            faults += [f"{payload}: {fault}" for fault in _added_faults(variant)]
+            continue
         diff, problems = diffparse.read(variant.data)
         faults += [f"{payload}: {problem}" for problem in problems]
         if diff is not None and diff.path != variant.path:
             faults.append(f"{payload}: is for {diff.path}, the manifest says {variant.path}")
     return faults
+
+
+def _added_faults(variant: Variant) -> list[str]:
+    """List what keeps a file that is added from being read by what it is for."""
+    try:
+        if variant.path.endswith(".py"):
+            ast.parse(variant.data)
+        else:
+            json.loads(variant.data)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        return [f"cannot be read as {PurePosixPath(variant.path).suffix}: {error}"]
+    return []

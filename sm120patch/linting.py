@@ -19,6 +19,7 @@ from sm120patch.model import (
     Change,
     Changed,
     PatchSet,
+    PayloadKind,
     Refused,
     Unchanged,
     Variant,
@@ -179,7 +180,7 @@ def _against(change: Change, release: Release) -> tuple[list[str], list[str]]:
 
 def _variant(variant: Variant, release: Release) -> tuple[list[str], list[str]]:
     data = release.read(variant.path)
-    if data is None:
+    if data is None and variant.kind is not PayloadKind.FILE:
         return [f"has no {variant.path}"], []
     result = catalogues.edit(variant, data)
     if isinstance(result, Refused):

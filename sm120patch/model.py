@@ -22,6 +22,10 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+ABSENT = "absent"
+"""Stands in place of a sha256 for a file that is not there: before it is added, or upstream's."""
+
+
 def digest_of(value: object) -> str:
     """Hex digest of the canonical JSON of `value`; equal values have equal digests."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -33,6 +37,8 @@ class PayloadKind(str, Enum):
 
     DIFF = "diff"
     CODEMOD = "codemod"
+    FILE = "file"
+    """Adds a file that upstream did not ship; taking the set off removes it."""
 
 
 class Goal(str, Enum):
@@ -254,7 +260,8 @@ class FileSnapshot:
     mtime_ns: int
     nlink: int
     pristine_sha256: str | None
-    """Digest from RECORD or of the HEAD blob; None when neither knows the file."""
+    """Digest from RECORD or of the HEAD blob; `ABSENT` when they say that upstream did not ship
+    the file, None when nobody knows."""
     pristine: bytes | None = field(repr=False, default=None)
     """Upstream's bytes: the file itself when it is pristine, else from the store or git."""
     obstacle: Obstacle | None = None
@@ -364,7 +371,11 @@ class ChangeDecision:
 
 @dataclass(frozen=True)
 class FileStep:
-    """One file that the transaction will replace; `before` and `after` are both complete."""
+    """One file that the transaction will replace, add or remove.
+
+    `before`, `after` and `pristine` are complete contents; where a digest is `ABSENT` the file is
+    not there and its content is empty.
+    """
 
     target: str
     path: str

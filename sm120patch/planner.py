@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sm120patch.catalogue import Catalogue, choose, engagement_for, launch_for
 from sm120patch.contents import ContentPlanner, Draft, FileKey
 from sm120patch.model import (
+    ABSENT,
     ActiveSet,
     Change,
     Changed,
@@ -84,6 +85,14 @@ def make_plan(
     if request.action == "revert":
         return _Planner(catalogue, snapshot, history).revert(request)
     return _Planner(catalogue, snapshot, history).apply(request)
+
+
+_ADDED_MODE = 0o644
+"""Permission bits of a file that upstream did not ship."""
+
+
+def _digest(data: bytes | None) -> str:
+    return ABSENT if data is None else sha256_hex(data)
 
 
 class _Planner:
@@ -336,7 +345,10 @@ class _Planner:
     def _step(self, key: FileKey, draft: Draft) -> FileStep | None:
         file = self._files.file(*key)
         after = draft.contents[key]
-        if file is None or file.pristine is None or file.data == after:
+        if file is None or (file.pristine is None and file.pristine_sha256 != ABSENT):
+            return None
+        after_sha256 = _digest(after)
+        if file.sha256 == after_sha256:
             return None
         target = self._snapshot.targets[key[0]]
         owned = self._history.files.get(key)
@@ -347,14 +359,14 @@ class _Planner:
             root=target.root,
             version=target.version,
             before_sha256=file.sha256,
-            after_sha256=sha256_hex(after),
-            pristine_sha256=sha256_hex(file.pristine),
-            mode=file.mode,
+            after_sha256=after_sha256,
+            pristine_sha256=_digest(file.pristine),
+            mode=file.mode if file.obstacle is None else _ADDED_MODE,
             pristine_mtime_ns=owned.pristine_mtime_ns if owned and same else file.mtime_ns,
             before=file.data,
-            after=after,
-            pristine=file.pristine,
-            diff=make_diff(key[1], file.data, after),
+            after=after or b"",
+            pristine=file.pristine or b"",
+            diff=make_diff(key[1], file.data, after or b""),
             changes=tuple(draft.shaped_by[key]),
         )
 
@@ -365,7 +377,7 @@ class _Planner:
                 settled[key] = owned.current_sha256
         for key, data in draft.contents.items():
             file = self._files.file(*key)
-            if file is not None and data != file.pristine:
+            if file is not None and data is not None and data != file.pristine:
                 settled[key] = sha256_hex(data)
         return settled
 

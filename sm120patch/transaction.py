@@ -36,7 +36,7 @@ from sm120patch.journal import (
     write_journal,
 )
 from sm120patch.ledger import now, open_ledger, read_ledger
-from sm120patch.model import FileStep, sha256_hex
+from sm120patch.model import ABSENT, FileStep, sha256_hex
 from sm120patch.signals import held_back
 from sm120patch.store import StateDirectory, Store
 
@@ -83,6 +83,11 @@ def read_digest(path: Path) -> str | None:
         return None
 
 
+def _found(path: Path) -> str:
+    """Digest of what is at `path`, `ABSENT` when nothing is."""
+    return read_digest(path) or ABSENT
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a transaction needs besides the plan."""
@@ -120,8 +125,11 @@ class Transaction:
             self._park_caches()
             staged = [(entry, self._stage(entry, side)) for entry in pending]
             for entry, (temporary, path) in staged:
-                temporary.replace(path)
-                _checkpoint(f"replace {entry.path}")
+                if temporary is None:
+                    path.unlink()
+                else:
+                    temporary.replace(path)
+                _checkpoint(f"{'remove' if temporary is None else 'replace'} {entry.path}")
             self._after_replace(pending, side)
             self._read_back(side)
             self._write(at=side, moving_to=None)
@@ -136,7 +144,7 @@ class Transaction:
         pending = []
         for entry in self.journal.files:
             path = target_path(entry.root, entry.path)
-            found = read_digest(path)
+            found = _found(path)
             if found not in (entry.a_sha256, entry.b_sha256):
                 raise ConflictError(
                     f"{path} was changed by something else while {self.journal.command!r} was"
@@ -146,19 +154,26 @@ class Transaction:
                     hint="nothing was overwritten; see `sm120patch recover --help`",
                     details={"path": str(path), "found": found},
                 )
-            if found != entry.sha256(side) or path.stat().st_mtime_ns != entry.mtime_ns(side):
+            right = found == entry.sha256(side)
+            if right and found != ABSENT:
+                right = path.stat().st_mtime_ns == entry.mtime_ns(side)
+            if not right:
                 pending.append(entry)
         return pending
 
-    def _stage(self, entry: JournalFile, side: Side) -> tuple[Path, Path]:
+    def _stage(self, entry: JournalFile, side: Side) -> tuple[Path | None, Path]:
+        """Write the content of a side beside its file; None where the file shall not be there."""
+        path = target_path(entry.root, entry.path)
+        if entry.sha256(side) == ABSENT:
+            return None, path
         data = self._store.get(entry.sha256(side))
         if data is None:
             raise RecoveryNeededError(
                 f"the store has no intact copy of {entry.path} (sha256 {entry.sha256(side)})",
                 hint=f"reinstall {entry.target}, then run `sm120patch recover --keep-foreign`",
             )
-        path = target_path(entry.root, entry.path)
-        temporary = disk.stage(path, data, self.journal.tx, like=path.stat())
+        like = path.stat() if path.exists() else None
+        temporary = disk.stage(path, data, self.journal.tx, like=like)
         disk.set_mtime(temporary, entry.mtime_ns(side))
         _checkpoint(f"stage {entry.path}")
         return temporary, path
@@ -188,7 +203,7 @@ class Transaction:
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
             path = target_path(entry.root, entry.path)
-            if read_digest(path) != entry.sha256(side):
+            if _found(path) != entry.sha256(side):
                 raise OSError(f"{path} does not hold what was written to it")
 
     def commit(self, side: Side, record: Callable[[str, Side], None]) -> None:
@@ -243,7 +258,7 @@ class Transaction:
         foreign = [
             e
             for e in self.journal.files
-            if read_digest(target_path(e.root, e.path)) not in (e.a_sha256, e.b_sha256)
+            if _found(target_path(e.root, e.path)) not in (e.a_sha256, e.b_sha256)
         ]
         kept = tuple(e for e in self.journal.files if e not in foreign)
         self._write(files=kept)
@@ -264,8 +279,8 @@ def decided_side(state: StateDirectory, journal: Journal) -> Side:
     return "a" if committed.data.get("end") == "a" else "b"
 
 
-def _short(digest: str | None) -> str:
-    return "no file" if digest is None else digest[:12]
+def _short(digest: str) -> str:
+    return "no file" if digest == ABSENT else digest[:12]
 
 
 def require_settled(state: StateDirectory) -> None:
@@ -295,9 +310,10 @@ def begin(
     _require_unchanged(steps)
     store = Store(state)
     for step in steps:
-        store.put(step.before)
-        store.put(step.after)
-        store.put(step.pristine)
+        sides = (step.before_sha256, step.before), (step.after_sha256, step.after)
+        for digest, data in (*sides, (step.pristine_sha256, step.pristine)):
+            if digest != ABSENT:
+                store.put(data)
         _checkpoint(f"store {step.path}")
     transaction = Transaction(state, _journal(steps, settings))
     write_journal(state.journal, transaction.journal)
@@ -318,7 +334,7 @@ def begin(
 
 
 def _require_unchanged(steps: tuple[FileStep, ...]) -> None:
-    stale = [s.path for s in steps if read_digest(target_path(s.root, s.path)) != s.before_sha256]
+    stale = [s.path for s in steps if _found(target_path(s.root, s.path)) != s.before_sha256]
     if stale:
         raise ConflictError(
             f"the plan is stale: changed since it was made: {', '.join(stale)}",
@@ -347,7 +363,8 @@ def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
 
 
 def _journal_file(step: FileStep, settings: Settings) -> JournalFile:
-    present = target_path(step.root, step.path).stat().st_mtime_ns
+    path = target_path(step.root, step.path)
+    present = 0 if step.before_sha256 == ABSENT else path.stat().st_mtime_ns
     if step.to_pristine:
         other = step.pristine_mtime_ns
     else:

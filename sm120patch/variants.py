@@ -84,15 +84,21 @@ def satisfied(variant: Variant, data: bytes) -> bool:
         from sm120patch import codemod
 
         return codemod.satisfied(variant.data, variant.payload, data)
+    if variant.kind is PayloadKind.FILE:
+        return data == variant.data
     return _unmet_condition(variant, data) is None
 
 
-def edit(variant: Variant, data: bytes) -> EditResult:
-    """Apply the payload of a variant to the content of its file.
+def edit(variant: Variant, data: bytes | None) -> EditResult:
+    """Apply the payload of a variant to the content of its file, None when there is no file.
 
     Content that meets the post-conditions is `Unchanged`, however it came to do so; a result
     that does not meet them is `Refused`. Raises CatalogueError when a codemod is itself broken.
     """
+    if variant.kind is PayloadKind.FILE:
+        return _add(variant, data)
+    if data is None:
+        return Refused("there is no such file")
     if variant.kind is PayloadKind.CODEMOD:
         from sm120patch import codemod
 
@@ -107,6 +113,14 @@ def edit(variant: Variant, data: bytes) -> EditResult:
     if unmet and not isinstance(result, Refused):
         return Refused(f"after the diff {unmet}")
     return result
+
+
+def _add(variant: Variant, data: bytes | None) -> EditResult:
+    if data is None:
+        return Changed(variant.data, 1)
+    if data == variant.data:
+        return Unchanged("the file is there with this content")
+    return Refused("there is such a file already, with another content")
 
 
 def _unmet_condition(variant: Variant, data: bytes) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120patch import manifest, published
+from sm120patch import manifest, wheels
 from sm120patch.authoring.draft import Brief, Draft, Made, compose
 from sm120patch.disk import write_file
 from sm120patch.environment import Installation, discover, locate
@@ -115,7 +115,7 @@ def _pristine(
 ) -> tuple[str, str, Iterable[tuple[str, bytes]]]:
     """Version, origin in words, and upstream's files."""
     if request.version is not None:
-        wheel = published.fetch(request.target, request.version, environ)
+        wheel = wheels.fetch(request.target, request.version, environ)
         return wheel.version, wheel.path.name, wheel.contents()
     environment = discover(locate(request.from_env, None, environ), environ)
     installation = environment.installations.get(request.target)

@@ -13,12 +13,14 @@ from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
+    ABSENT,
     ActiveSet,
     EvidenceKind,
     FileSnapshot,
     History,
     OwnedFile,
     PatchSet,
+    PayloadKind,
     Snapshot,
     State,
     Variant,
@@ -185,6 +187,9 @@ def _look(
             continue
         live = True
         file = snapshot.targets[change.target].files.get(choice.path)
+        addable = file is not None and file.sha256 == file.pristine_sha256 == ABSENT
+        if choice.kind is PayloadKind.FILE and addable:
+            continue
         if problem := _foreign(file, past.files.get((change.target, choice.path))):
             return State.DRIFTED, f"{choice.path}: {problem}"
     return (State.ABSENT, "") if live else (State.UPSTREAM, reasons[0] if reasons else "")
@@ -195,6 +200,8 @@ def _foreign(file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
         return None
     if file.obstacle is not None:
         return file.obstacle.value
+    if file.pristine_sha256 == ABSENT:
+        return "upstream did not ship it"
     if file.pristine_sha256 is not None and file.sha256 != file.pristine_sha256:
         return "edited by something else"
     return None

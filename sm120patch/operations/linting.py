@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
-from sm120patch import linting, published
+from sm120patch import linting, wheels
 from sm120patch.catalogue import Collected, Places
 from sm120patch.linting import Remark, Report
 from sm120patch.model import PatchSet
@@ -33,16 +33,16 @@ def lint(
     environ: Mapping[str, str],
     today: datetime.date,
 ) -> Linted:
-    """Lint the named sets, or all of them, against the named releases (see `published.find`).
+    """Lint the named sets, or all of them, against the named releases (see `wheels.find`).
 
-    Raises UsageError for a name that no manifest has, and what `published.find` raises.
+    Raises UsageError for a name that no manifest has, and what `wheels.find` raises.
     """
     found = catalogues.collect(places)
     for name in names:
         if name not in found.files:
             catalogues.Catalogue(found.sets).get(name)
     chosen = tuple(names) or tuple(sorted(found.files))
-    releases = [published.find(text, environ) for text in against]
+    releases = [wheels.find(text, environ) for text in against]
     report = linting.lint(found, chosen, releases, today)
     unused = tuple(_unused(found, chosen))
     return Linted(
