@@ -230,6 +230,8 @@ class PatchSet:
     """ISO date on which the windows were last compared with the published packages."""
     digest: str
     """Digest of the manifest and all its payloads: what the ledger pins."""
+    devices: tuple[str, ...] = ()
+    """Names of the GPUs it was measured for, as torch and NVML spell them; empty means any."""
 
     def change(self, change_id: str) -> Change | None:
         """Return the change of that id, if the set has it."""
@@ -292,6 +294,18 @@ class Snapshot:
     """Target -> reason why it was not found."""
     compute_capability: str | None = None
     """`12.0` when known (probe, `--gpu`, simulated host), None when not."""
+    devices: tuple[str, ...] | None = None
+    """Names of the host's GPUs, None when nobody knows."""
+
+    def unfit(self, patch_set: PatchSet) -> str | None:
+        """Say why the GPUs here are not those that the set is for; None when they may be."""
+        wanted, found = patch_set.compute_capability, self.compute_capability
+        if found is not None and wanted and found not in wanted:
+            return f"is for compute capability {' or '.join(wanted)}, found {found}"
+        others = [name for name in self.devices or () if name not in patch_set.devices]
+        if patch_set.devices and others:
+            return f"was measured for {' or '.join(patch_set.devices)}, found {others[0]}"
+        return None
 
 
 # --- ledger view -------------------------------------------------------------------------------

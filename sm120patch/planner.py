@@ -182,10 +182,8 @@ class _Planner:
 
     def _applicability(self, name: str, selected: tuple[str, ...], draft: Draft) -> State:
         patch_set = self._catalogue.get(name)
-        capability = self._snapshot.compute_capability
-        wanted = patch_set.compute_capability
-        if capability is not None and wanted and capability not in wanted:
-            reason = f"{name} is for compute capability {' or '.join(wanted)}, found {capability}"
+        if (unfit := self._snapshot.unfit(patch_set)) is not None:
+            reason = f"{name} {unfit}"
             draft.decisions.append(
                 ChangeDecision(name, "*", "host", None, Outcome.NOT_APPLICABLE, reason)
             )
@@ -319,6 +317,8 @@ class _Planner:
         )
         bound = any(self._catalogue.get(n).compute_capability for n in known)
         unknown = self._snapshot.compute_capability is None
+        if any(self._catalogue.get(n).devices for n in known) and self._snapshot.devices is None:
+            bound = unknown = True
         requested = [n for n in request.sets if n in self._catalogue.ids]
         return Plan(
             action=request.action,

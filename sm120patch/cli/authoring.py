@@ -1,4 +1,4 @@
-"""Commands for those who write patch sets: new, lint."""
+"""Commands for those who write patch sets: new, lint, tune."""
 
 from __future__ import annotations
 
@@ -183,4 +183,102 @@ def lint(output: Output, sets: tuple[str, ...], against: tuple[str, ...], catalo
     return code
 
 
-COMMANDS: tuple[click.Command, ...] = (new, lint)
+@click.command()
+@click.argument("set_id", metavar="SET")
+@click.option(
+    "--moe",
+    "layers",
+    multiple=True,
+    metavar="LAYER",
+    help="NVFP4 MoE layer as one rank holds it:"
+    " experts=E,hidden=H,intermediate=I,top-k=K; may be repeated.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 1 << 20),
+    default=8192,
+    show_default=True,
+    help="Largest number of tokens in a batch.",
+)
+@click.option(
+    "--record",
+    "replay",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Take the record of an earlier run instead of measuring.",
+)
+@click.option(
+    "--into",
+    type=directory,
+    required=True,
+    help="Directory of the local catalogue to write the set into.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Bound the measuring; the first run compiles FlashInfer's MoE module.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an earlier set of this name.")
+@click.option("--python", metavar="EXE", help="Interpreter of the environment to measure in.")
+@click.option("--env", metavar="PREFIX", help="Environment to measure in (default: active one).")
+@output_option
+@pass_output
+def tune(
+    output: Output,
+    set_id: str,
+    layers: tuple[str, ...],
+    max_tokens: int,
+    replay: Path | None,
+    into: Path,
+    timeout: float,
+    force: bool,
+    python: str | None,
+    env: str | None,
+) -> int:
+    """Measure MoE tactics on this GPU with FlashInfer's own autotuner; write a local set.
+
+    Needs the GPU, idle, for minutes. The set is for this device, these layers and the releases of
+    FlashInfer whose list of tactics is the same; `apply` it like any other.
+    """
+    import datetime
+
+    from sm120patch.operations import tuning
+    from sm120patch.operations.writing import check_name
+    from sm120patch.tuning.record import parse_shape
+
+    check_name(set_id)
+    if (replay is None) == (not layers):
+        raise UsageError("name the layers to measure with --moe, or a record with --record")
+    if replay is not None:
+        found = tuning.read_record(replay)
+    else:
+        try:
+            shapes = [parse_shape(text) for text in layers]
+        except ValueError as error:
+            raise UsageError(str(error), hint="see `sm120patch tune --help`") from error
+        output.talk(f"measuring {len(shapes)} layers; the first run compiles FlashInfer's module")
+        found = tuning.measure(env, python, shapes, max_tokens, os.environ, timeout)
+    done = tuning.keep(found, set_id, into, datetime.date.today().isoformat(), force=force)
+    origin = f"FlashInfer {found.flashinfer} on {found.device}"
+    lines = [
+        f"{len(found.entries)} entries, measured by {origin}",
+        *(f"wrote {into / name}" for name in done.written),
+        f"next: sm120patch apply {set_id} --extra-catalogue {into}",
+    ]
+    output.data(
+        {
+            "set": set_id,
+            "flashinfer": found.flashinfer,
+            "device": found.device,
+            "entries": len(found.entries),
+            "catalogue": str(into),
+            "written": list(done.written),
+        },
+        "\n".join(lines),
+    )
+    return ExitCode.OK
+
+
+COMMANDS: tuple[click.Command, ...] = (new, lint, tune)

@@ -117,6 +117,7 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
         upstream_reason=upstream.text("reason", default="" if status == "pending" else None),
         last_checked=_date(upstream, "last-checked"),
         digest=_digest(text, changes),
+        devices=host.texts("devices"),
     )
     for table in (head, host, relations, upstream, root):
         table.finish()

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from sm120patch import manifest, wheels
 from sm120patch.authoring.draft import Brief, Draft, Made, compose
-from sm120patch.disk import write_file
 from sm120patch.environment import Installation, discover, locate
 from sm120patch.errors import ConflictError, HostError, Sm120PatchError, UsageError
-from sm120patch.manifest.toml import ID
 from sm120patch.model import IMPORT_NAMES, sha256_hex
 from sm120patch.operations import scratch
 from sm120patch.operations.scratch import Scratch
+from sm120patch.operations.writing import check_name, write_new
 from sm120patch.store import StateDirectory, Store
 
 
@@ -93,11 +92,7 @@ class _Counted:
 
 
 def _check_names(request: Request) -> None:
-    if not re.fullmatch(ID, request.set_id):
-        raise UsageError(
-            f"{request.set_id!r} is no name of a set: lower case words joined by '-'",
-            hint="for example my-arch-list",
-        )
+    check_name(request.set_id)
     if request.target not in IMPORT_NAMES:
         raise UsageError(f"unknown target {request.target!r}; known: {', '.join(IMPORT_NAMES)}")
     for capability in request.capabilities:
@@ -200,7 +195,7 @@ def finish(
     if refused or isinstance(draft, list):
         raise _refusal(directory, refused)
     _check(draft, set_id)
-    _write(draft, catalogue, force=force)
+    write_new(draft.files, catalogue, force=force)
     return Finished(catalogue, about, tuple(sorted(draft.files)), draft.made)
 
 
@@ -220,19 +215,3 @@ def _check(draft: Draft, set_id: str) -> None:
         return draft.files[f"patches/{name}"]
 
     manifest.parse(draft.files[f"manifests/{set_id}.toml"], f"{set_id}.toml", payload)
-
-
-def _write(draft: Draft, catalogue: Path, *, force: bool) -> None:
-    places = {catalogue / name: data for name, data in draft.files.items()}
-    there = [str(p) for p in places if p.exists() or p.is_symlink()]
-    if there and not force:
-        raise UsageError(
-            f"would overwrite {', '.join(there)}",
-            hint="add --force to overwrite, or name another directory with --into",
-            code="exists",
-            details={"paths": there},
-        )
-    # Manifests sort before patches: written in reverse, none ever names a missing payload.
-    for place, data in sorted(places.items(), reverse=True):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, data, tag="new")
