@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sm120patch.environment import Checkout, Difference, Installation, verify_records
-from sm120patch.model import History, OwnedFile, State
+from sm120patch.model import History, OwnedFile, State, sha256_hex
 from sm120patch.operations import inspecting
 from sm120patch.operations.site import Site
 from sm120patch.state import DiskFact, disk_state
@@ -106,12 +107,21 @@ def _owned(
         # No difference from upstream: our content is gone.
         fact = DiskFact("pristine", installation.version, "pristine")
     else:
-        fact = DiskFact(difference.found, installation.version, difference.expected)
+        # Git names files that differ, not what they hold.
+        found = difference.found or _sha256(installation.root / entry.path)
+        fact = DiskFact(found, installation.version, difference.expected)
     state, reason = disk_state(entry, fact)
     if state is None:
         return None
     sets = tuple(dict.fromkeys(c.split("/", 1)[0] for c in entry.changes))
     return Finding(state.value, entry.target, entry.path, reason, sets)
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return sha256_hex(path.read_bytes())
+    except OSError:
+        return None
 
 
 def _gone(site: Site, history: History) -> Iterator[Finding]:

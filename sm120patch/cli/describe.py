@@ -20,6 +20,7 @@ def describe_set(patch_set: PatchSet, origin: str) -> str:
         *_wrap(patch_set.description),
         "",
         f"for compute capability  {', '.join(patch_set.compute_capability) or 'any'}",
+        *([f"for the GPU             {', '.join(patch_set.devices)}"] if patch_set.devices else []),
         f"upstream                {patch_set.upstream_status} (checked {patch_set.last_checked})",
         *_wrap(patch_set.upstream_reason, " " * 24),
         f"comes from              {origin}",

@@ -11,7 +11,12 @@ import pytest
 from sm120patch.model import sha256_hex
 from tests.support.catalogue import A_TEXT, A, install, write_catalogue, write_environment
 from tests.support.command import run, run_killed_at
-from tests.support.environments import tree_digest
+from tests.support.environments import (
+    commit_all,
+    create_venv,
+    install_editable,
+    tree_digest,
+)
 
 ADDED = "sglang/tuned.py"
 CONTENT = b"best_configs = {'k': (0, 5)}\n"
@@ -229,3 +234,22 @@ def test_only_data_can_be_added(tmp_path: Path) -> None:
     write_set(world.catalogue, b"x = = 1\n")
     done = run("lint", "data", "--catalogue", world.catalogue)
     assert done.code == 3 and "cannot be read as .py" in done.out
+
+
+def test_in_an_editable_checkout_git_says_what_upstream_shipped(tmp_path: Path) -> None:
+    prefix, source = tmp_path / "env", tmp_path / "src"
+    site = create_venv(prefix)
+    for path, text in ((A, A_TEXT), ("sglang/b.py", ""), ("sglang/__init__.py", "")):
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text(text)
+    commit_all(source)
+    install_editable(site, "sglang", "1.0", source)
+    catalogue = write_catalogue(tmp_path / "catalogue")
+    write_set(catalogue)
+    here = ("--env", prefix, "--catalogue", catalogue)
+    assert run(*APPLY, *here, "--allow-running").code == 0
+    assert (source / ADDED).read_bytes() == CONTENT
+    findings = run("audit", *here, "--output", "json").result["findings"]
+    assert {f["kind"] for f in findings} == {"unverified"}
+    assert run("revert", "--all", *here, "--allow-running").code == 0
+    assert not (source / ADDED).exists() and (source / A).read_text() == A_TEXT

@@ -138,8 +138,7 @@ def test_the_ranges_follow_one_another_without_a_gap() -> None:
 
 # --- measuring -----------------------------------------------------------------------------------
 
-TORCH = (
-    """
+TORCH = """
 import contextlib
 __version__ = "2.9.1"
 class T:
@@ -161,10 +160,8 @@ class cuda:
     is_available = staticmethod(lambda: AVAILABLE)
     synchronize = staticmethod(lambda: None)
     get_device_capability = staticmethod(lambda index: (12, 0))
-    get_device_name = staticmethod(lambda index: "%s")
+    get_device_name = staticmethod(lambda index: DEVICE)
 """
-    % DEVICE
-)
 AUTOTUNER = """
 import contextlib, os
 _nvfp4_cutlass_version = "0.1"
