@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch.model import sha256_hex
+from sm120patch import transaction
+from sm120patch.errors import RolledBackError
+from sm120patch.model import ABSENT, FileStep, sha256_hex
+from sm120patch.store import StateDirectory
 from tests.support.catalogue import A_TEXT, A, install, write_catalogue, write_environment
 from tests.support.command import run, run_killed_at
 from tests.support.environments import (
@@ -234,6 +237,38 @@ def test_only_data_can_be_added(tmp_path: Path) -> None:
     write_set(world.catalogue, b"x = = 1\n")
     done = run("lint", "data", "--catalogue", world.catalogue)
     assert done.code == 3 and "cannot be read as .py" in done.out
+
+
+@pytest.mark.parametrize("label", [f"remove {ADDED}", f"replace {A}", "purge bytecode"])
+def test_a_removal_that_fails_is_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    state, root = StateDirectory.of(tmp_path), tmp_path / "site"
+    state.ensure()
+    (root / "sglang").mkdir(parents=True)
+    (root / ADDED).write_bytes(CONTENT)
+    (root / A).write_bytes(b"new = 1\n")
+    there, gone = sha256_hex(CONTENT), ABSENT
+    new, old = b"new = 1\n", b"old = 1\n"
+    steps = (
+        FileStep("sglang", ADDED, str(root), "1.0", there, gone, gone, 0o644, 0, CONTENT, b"", b"",
+                 ""),
+        FileStep("sglang", A, str(root), "1.0", sha256_hex(new), sha256_hex(old), sha256_hex(old),
+                 0o644, 0, new, old, old, ""),
+    )  # fmt: skip
+    failed = []
+
+    def fail(now: str) -> None:
+        if now == label and not failed:
+            failed.append(now)
+            raise OSError(5, "the disk failed")
+
+    monkeypatch.setattr(transaction, "on_checkpoint", fail)
+    settings = transaction.Settings("test", ("data",), "digest", "python", "a", "a")
+    with pytest.raises(RolledBackError), transaction.begin(state, steps, settings) as tx:
+        tx.swap("b")
+    assert failed and (root / ADDED).read_bytes() == CONTENT and (root / A).read_bytes() == new
+    assert not list(root.rglob(".sm120patch-*")) and not state.journal.exists()
 
 
 def test_in_an_editable_checkout_git_says_what_upstream_shipped(tmp_path: Path) -> None:
