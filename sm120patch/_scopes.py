@@ -118,6 +118,18 @@ class Branch:
         ]
 
 
+@dataclass(frozen=True)
+class Unwritten:
+    """Stands in a skeleton for the place that its author has still to name; it is never found."""
+
+    def __str__(self) -> str:
+        return "write the edit (this codemod is a skeleton that names no place)"
+
+    def find(self, tree: ast.Module) -> list[ast.stmt]:
+        """Find nothing."""
+        return []
+
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 

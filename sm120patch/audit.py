@@ -21,7 +21,7 @@ class Finding:
 
     kind: str
     """`foreign`, `missing`, `added`, `unreadable`, `lost`, `drifted`, `unverified`, `copies`,
-    `unknown` or `interrupted`."""
+    `unknown`, `interrupted` or `changed-payload`."""
     target: str
     path: str
     detail: str
@@ -51,6 +51,7 @@ def audit_environment(site: Site) -> Audit:
         files[name] = len(installation.records()) if installation.kind == "wheel" else 0
     findings += _gone(site, history)
     findings += _sets(site)
+    findings += _payloads(site, history)
     return Audit(
         prefix=str(site.environment.prefix),
         versions=site.versions,
@@ -133,6 +134,8 @@ def _sets(site: Site) -> Iterator[Finding]:
     status = inspecting.status(site)
     if status.interrupted:
         yield Finding("interrupted", "-", "-", f"{status.interrupted!r} was interrupted")
+    if status.under_way:
+        yield Finding("interrupted", "-", "-", f"a change is under way: {status.under_way}")
     for entry in status.sets:
         if entry.state is State.STAGED:
             yield Finding("unverified", "-", entry.id, entry.reason, (entry.id,))
@@ -141,6 +144,13 @@ def _sets(site: Site) -> Iterator[Finding]:
             yield Finding(
                 "unverified", "-", entry.id, f"only {kind} evidence on this host", (entry.id,)
             )
+
+
+def _payloads(site: Site, history: History) -> Iterator[Finding]:
+    """Sets whose manifest or payloads are no longer those that were applied."""
+    for name, record in history.active.items():
+        if reason := inspecting.changed_payload(site.catalogue, record):
+            yield Finding("changed-payload", "-", name, reason, (name,))
 
 
 def finding_dict(finding: Finding) -> dict[str, object]:

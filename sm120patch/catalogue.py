@@ -6,14 +6,16 @@ versions is told by `variants`, whose functions can be had from here.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 
 from sm120patch import manifest
 from sm120patch.errors import CatalogueError, UsageError
-from sm120patch.model import PatchSet, PayloadKind
+from sm120patch.model import PatchSet, PayloadKind, Variant
 from sm120patch.variants import (
     advice_for,
     choose,
@@ -24,19 +26,35 @@ from sm120patch.variants import (
 )
 
 __all__ = [
+    "SHIPPED",
     "Catalogue",
+    "Collected",
+    "Places",
     "advice_for",
     "choose",
+    "collect",
     "edit",
     "engagement_for",
     "launch_for",
     "lint",
     "load",
+    "payload_faults",
+    "relation_faults",
     "satisfied",
 ]
 
 MAX_PAYLOAD = 1 << 20
 """Largest payload that is read, in bytes."""
+SHIPPED = "shipped"
+"""Origin of the sets that came with the program; others are named by their directory."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where catalogues lie: `base` (None: what is shipped) and directories that add sets to it."""
+
+    base: Path | None = None
+    extra: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,8 @@ class Catalogue:
     """All known sets, checked as a whole: relations name known sets and form no cycle."""
 
     sets: Mapping[str, PatchSet]
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Set -> `SHIPPED`, or the directory that it comes from."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -87,31 +107,69 @@ class Catalogue:
 # --- loading -----------------------------------------------------------------------------------
 
 
-def load(directory: Path | None = None) -> Catalogue:
-    """Read `manifests/*.toml` and `patches/` below `directory`, by default what is shipped.
+def load(where: Path | Places | None = None) -> Catalogue:
+    """Read `manifests/*.toml` and `patches/` below the places, by default what is shipped.
 
     A bundle, a set without changes of its own, takes over the launch options, engagement probes
     and known results of the sets it depends on: they are what it is. Raises CatalogueError that
-    lists the faults of all manifests.
+    lists the faults of all manifests, and every name that is used twice.
     """
-    root = _shipped() if directory is None else directory
+    places = where if isinstance(where, Places) else Places(where)
+    found = collect(places)
+    faults = [fault for listed in found.faults.values() for fault in listed]
+    faults = faults or relation_faults(found.sets)
+    if faults:
+        raise manifest.broken(f"the catalogue in {', '.join(found.roots)}", faults)
+    return Catalogue(_with_bundles(found.sets), found.origins)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was found in all places, before it is known whether it fits together."""
+
+    roots: tuple[str, ...]
+    sets: Mapping[str, PatchSet]
+    origins: Mapping[str, str]
+    files: Mapping[str, Path]
+    """Set (by the name of its manifest, which may be broken) -> manifest."""
+    faults: Mapping[str, tuple[str, ...]]
+    """Set -> what is wrong with it by itself, each with the manifest it stands in."""
+
+
+def collect(places: Places) -> Collected:
+    """Read every manifest of the places. Raises CatalogueError for a place without manifests."""
+    shipped = _shipped() if places.base is None else places.base
+    sets: dict[str, PatchSet] = {}
+    origins: dict[str, str] = {}
+    files: dict[str, Path] = {}
+    faults: dict[str, tuple[str, ...]] = {}
+    for root in (shipped, *places.extra):
+        for file in _manifests(root):
+            name = file.stem
+            if name in files:
+                twice = f"{name}.toml: the name is used twice: {files[name]} and {file}"
+                faults[name] = (*faults.get(name, ()), twice)
+                continue
+            files[name] = file
+            origins[name] = SHIPPED if root is shipped and places.base is None else str(root)
+            shown = file.name if root is shipped else str(file)
+            patch_set, listed = _examine(file, root / "patches")
+            if listed:
+                faults[name] = tuple(f"{shown}: {fault}" for fault in listed)
+            if patch_set is not None:
+                sets[name] = patch_set
+    roots = tuple(dict.fromkeys(map(str, (shipped, *places.extra))))
+    return Collected(roots, sets, origins, files, faults)
+
+
+def _manifests(root: Path) -> list[Path]:
     files = sorted((root / "manifests").glob("*.toml"))
     if not files:
         raise CatalogueError(
             f"no manifests in {root / 'manifests'}",
             hint="name a directory that holds `manifests/` and `patches/`",
         )
-    sets: dict[str, PatchSet] = {}
-    faults: list[str] = []
-    for file in files:
-        patch_set, listed = _examine(file, root / "patches")
-        faults += [f"{file.name}: {fault}" for fault in listed]
-        if patch_set is not None:
-            sets[patch_set.id] = patch_set
-    faults = faults or _relation_faults(sets)
-    if faults:
-        raise manifest.broken(f"the catalogue in {root}", faults)
-    return Catalogue(_with_bundles(sets))
+    return files
 
 
 def _shipped() -> Path:
@@ -158,7 +216,8 @@ def _read(path: Path, limit: int) -> bytes:
     return data
 
 
-def _relation_faults(sets: Mapping[str, PatchSet]) -> list[str]:
+def relation_faults(sets: Mapping[str, PatchSet]) -> list[str]:
+    """List relations that name no set, form a cycle, or contradict each other."""
     faults = []
     for patch_set in sets.values():
         for kind, names in (("depends", patch_set.depends), ("conflicts", patch_set.conflicts)):
@@ -206,20 +265,40 @@ def _with_bundles(sets: Mapping[str, PatchSet]) -> dict[str, PatchSet]:
 
 def lint(catalogue: Catalogue) -> list[str]:
     """List what loading does not look at: diffs that do not parse, codemods that do not load."""
+    return [fault for name in catalogue.ids for fault in payload_faults(catalogue.get(name))]
+
+
+def payload_faults(patch_set: PatchSet) -> list[str]:
+    """List what is wrong with the payloads of one set by themselves."""
     from sm120patch import codemod, diffparse
 
     faults = []
-    for set_id in catalogue.ids:
-        variants = {v.payload: v for c in catalogue.get(set_id).changes for v in c.variants}
-        for payload, variant in sorted(variants.items()):
-            if variant.kind is PayloadKind.CODEMOD:
-                try:
-                    codemod.satisfied(variant.data, payload, b"")
-                except CatalogueError as error:
-                    faults.append(error.message)
-                continue
-            diff, problems = diffparse.read(variant.data)
-            faults += [f"{payload}: {problem}" for problem in problems]
-            if diff is not None and diff.path != variant.path:
-                faults.append(f"{payload}: is for {diff.path}, the manifest says {variant.path}")
+    variants = {v.payload: v for c in patch_set.changes for v in c.variants}
+    for payload, variant in sorted(variants.items()):
+        if variant.kind is PayloadKind.CODEMOD:
+            try:
+                if codemod.unwritten(variant.data, payload):
+                    faults.append(f"{payload}: is a skeleton; write the edit")
+            except CatalogueError as error:
+                faults.append(error.message)
+            continue
+        if variant.kind is PayloadKind.FILE:
+            faults += [f"{payload}: {fault}" for fault in _added_faults(variant)]
+            continue
+        diff, problems = diffparse.read(variant.data)
+        faults += [f"{payload}: {problem}" for problem in problems]
+        if diff is not None and diff.path != variant.path:
+            faults.append(f"{payload}: is for {diff.path}, the manifest says {variant.path}")
     return faults
+
+
+def _added_faults(variant: Variant) -> list[str]:
+    """List what keeps a file that is added from being read by what it is for."""
+    try:
+        if variant.path.endswith(".py"):
+            ast.parse(variant.data)
+        else:
+            json.loads(variant.data)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        return [f"cannot be read as {PurePosixPath(variant.path).suffix}: {error}"]
+    return []

@@ -50,7 +50,16 @@ from sm120patch._edits import (
     set_item,
     widen,
 )
-from sm120patch._scopes import Assignment, Branch, Class, FromImport, Function, Scope, places
+from sm120patch._scopes import (
+    Assignment,
+    Branch,
+    Class,
+    FromImport,
+    Function,
+    Scope,
+    Unwritten,
+    places,
+)
 from sm120patch._slices import Source, Span, cut, read, span_of, splice
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, EditResult, Refused, Unchanged
@@ -66,6 +75,7 @@ __all__ = [
     "Function",
     "Scope",
     "Site",
+    "Unwritten",
     "accepts",
     "add_item",
     "add_name",
@@ -83,6 +93,7 @@ __all__ = [
     "run",
     "satisfied",
     "set_item",
+    "unwritten",
     "widen",
 ]
 
@@ -122,6 +133,11 @@ def run(source: bytes, name: str, data: bytes) -> EditResult:
             return _apply(codemod, name, data)
     except RecursionError:
         return Refused("its code is nested too deeply to be looked through")
+
+
+def unwritten(source: bytes, name: str) -> bool:
+    """Tell whether a payload is a skeleton whose author has still to name a place."""
+    return any(isinstance(site.scope, Unwritten) for site in _load(source, name).sites)
 
 
 def satisfied(source: bytes, name: str, data: bytes) -> bool:
@@ -245,6 +261,8 @@ def _locate(codemod: Codemod, file: Source) -> list[tuple[ast.stmt, list[Site]]]
     """Find the statement of every site; sites of one statement are edited together."""
     groups: dict[Span, tuple[ast.stmt, list[Site]]] = {}
     for site in codemod.sites:
+        if isinstance(site.scope, Unwritten):
+            return Refused(str(site.scope))
         found = site.scope.find(file.tree)
         if len(found) != 1:
             lines = ", ".join(str(s.lineno) for s in found)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, choose
 from sm120patch.model import (
+    ABSENT,
     ActiveSet,
     Change,
     Changed,
@@ -18,8 +19,10 @@ from sm120patch.model import (
     EditResult,
     FileSnapshot,
     History,
+    Obstacle,
     Outcome,
     OwnedFile,
+    PayloadKind,
     Refused,
     Snapshot,
     Variant,
@@ -33,7 +36,8 @@ FileKey = tuple[str, str]
 class Draft:
     """Contents planned so far, who shaped them, and every conflict found."""
 
-    contents: dict[FileKey, bytes] = field(default_factory=dict)
+    contents: dict[FileKey, bytes | None] = field(default_factory=dict)
+    """None: the file shall not be there."""
     shaped_by: dict[FileKey, list[str]] = field(default_factory=dict)
     decisions: list[ChangeDecision] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
@@ -48,10 +52,12 @@ class ContentPlanner:
         self._history = history
         self.versions = {name: t.version for name, t in snapshot.targets.items()}
         self._edits: dict[tuple[str, str], EditResult] = {}
+        self._added: set[FileKey] = set()
+        """Files that a set of the plan adds."""
 
-    def edit(self, variant: Variant, data: bytes) -> EditResult:
+    def edit(self, variant: Variant, data: bytes | None) -> EditResult:
         """Run a variant once per content; deciding and planning ask for the same edit."""
-        key = (variant.sha256, sha256_hex(data))
+        key = (variant.sha256, ABSENT if data is None else sha256_hex(data))
         if key not in self._edits:
             self._edits[key] = catalogues.edit(variant, data)
         return self._edits[key]
@@ -100,6 +106,8 @@ class ContentPlanner:
                 choice, _reason = choose(change, self.versions)
                 if isinstance(choice, Variant) and change.target in self._snapshot.targets:
                     keys.add((change.target, choice.path))
+                    if choice.kind is PayloadKind.FILE:
+                        self._added.add((change.target, choice.path))
         return keys
 
     def _owned_by(self, name: str) -> list[FileKey]:
@@ -117,6 +125,9 @@ class ContentPlanner:
             if owned is None:
                 draft.conflicts.append(f"{key[1]}: not part of the installed {key[0]}")
             return
+        if key in self._added or (owned is not None and owned.pristine_sha256 == ABSENT):
+            self._start_added(key, file, owned, draft)
+            return
         problem = self._obstacle(file, owned, self.version(key[0]))
         if problem:
             draft.conflicts.append(f"{file.path}: {problem}")
@@ -125,11 +136,30 @@ class ContentPlanner:
             draft.contents[key] = file.pristine
             draft.shaped_by[key] = []
 
+    def _start_added(
+        self, key: FileKey, file: FileSnapshot, owned: OwnedFile | None, draft: Draft
+    ) -> None:
+        """Start a file that a set adds: upstream must not have it, nor anybody else.
+
+        Our own file counts as ours whatever the version: an upgrade leaves it where it is.
+        """
+        if file.pristine_sha256 != ABSENT:
+            problem = "upstream shipped it, or nobody knows whether it did; it cannot be added"
+        elif file.obstacle not in (None, Obstacle.MISSING):
+            problem = f"refused: {file.obstacle.value}"
+        elif file.sha256 not in (ABSENT, owned.current_sha256 if owned else ABSENT):
+            problem = f"foreign edit: upstream did not ship it, sha256 {file.sha256[:12]}"
+        else:
+            draft.contents[key] = None
+            draft.shaped_by[key] = []
+            return
+        draft.conflicts.append(f"{file.path}: {problem}")
+
     @staticmethod
     def _obstacle(file: FileSnapshot, owned: OwnedFile | None, version: str | None) -> str | None:
         if file.obstacle is not None:
             return f"refused: {file.obstacle.value}"
-        if file.pristine_sha256 is None:
+        if file.pristine_sha256 in (None, ABSENT):
             return "upstream's content is unknown (neither RECORD nor git knows the file)"
         ours = owned is not None and owned.version == version
         expected = {file.pristine_sha256} | ({owned.current_sha256} if owned and ours else set())

@@ -49,6 +49,7 @@ CREATE TABLE evidence (
   profile TEXT NOT NULL, kind TEXT NOT NULL, verdict TEXT NOT NULL, passed INTEGER NOT NULL,
   sets TEXT NOT NULL, baseline_sets TEXT NOT NULL, data TEXT NOT NULL);
 CREATE INDEX evidence_content ON evidence (content_digest);
+CREATE INDEX evidence_event ON evidence (event);
 """
 
 
@@ -114,6 +115,11 @@ class Ledger:
             query += " WHERE content_digest = ?"
             parameters = (content_digest,)
         return [_evidence(row) for row in self._db.execute(query + " ORDER BY id DESC", parameters)]
+
+    def evidence_of(self, event: int) -> Evidence | None:
+        """Return the evidence that was recorded with an event."""
+        row = self._db.execute("SELECT * FROM evidence WHERE event = ?", (event,)).fetchone()
+        return None if row is None else _evidence(row)
 
     def commit(
         self, event: Event, history: History | None, evidence: Evidence | None = None

@@ -22,6 +22,10 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+ABSENT = "absent"
+"""Stands in place of a sha256 for a file that is not there: before it is added, or upstream's."""
+
+
 def digest_of(value: object) -> str:
     """Hex digest of the canonical JSON of `value`; equal values have equal digests."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -33,6 +37,8 @@ class PayloadKind(str, Enum):
 
     DIFF = "diff"
     CODEMOD = "codemod"
+    FILE = "file"
+    """Adds a file that upstream did not ship; taking the set off removes it."""
 
 
 class Goal(str, Enum):
@@ -242,6 +248,8 @@ class PatchSet:
     """Digest of the manifest and all its payloads: what the ledger pins."""
     advice: tuple[Advice, ...] = ()
     """Beside changes: another way to the same end. Without any: all that the entry has."""
+    devices: tuple[str, ...] = ()
+    """Names of the GPUs it was measured for, as torch and NVML spell them; empty means any."""
 
     @property
     def only_advice(self) -> bool:
@@ -277,7 +285,8 @@ class FileSnapshot:
     mtime_ns: int
     nlink: int
     pristine_sha256: str | None
-    """Digest from RECORD or of the HEAD blob; None when neither knows the file."""
+    """Digest from RECORD or of the HEAD blob; `ABSENT` when they say that upstream did not ship
+    the file, None when nobody knows."""
     pristine: bytes | None = field(repr=False, default=None)
     """Upstream's bytes: the file itself when it is pristine, else from the store or git."""
     obstacle: Obstacle | None = None
@@ -308,6 +317,18 @@ class Snapshot:
     """Target -> reason why it was not found."""
     compute_capability: str | None = None
     """`12.0` when known (probe, `--gpu`, simulated host), None when not."""
+    devices: tuple[str, ...] | None = None
+    """Names of the host's GPUs, None when nobody knows."""
+
+    def unfit(self, patch_set: PatchSet) -> str | None:
+        """Say why the GPUs here are not those that the set is for; None when they may be."""
+        wanted, found = patch_set.compute_capability, self.compute_capability
+        if found is not None and wanted and found not in wanted:
+            return f"is for compute capability {' or '.join(wanted)}, found {found}"
+        others = [name for name in self.devices or () if name not in patch_set.devices]
+        if patch_set.devices and others:
+            return f"was measured for {' or '.join(patch_set.devices)}, found {others[0]}"
+        return None
 
 
 # --- ledger view -------------------------------------------------------------------------------
@@ -387,7 +408,11 @@ class ChangeDecision:
 
 @dataclass(frozen=True)
 class FileStep:
-    """One file that the transaction will replace; `before` and `after` are both complete."""
+    """One file that the transaction will replace, add or remove.
+
+    `before`, `after` and `pristine` are complete contents; where a digest is `ABSENT` the file is
+    not there and its content is empty.
+    """
 
     target: str
     path: str

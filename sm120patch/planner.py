@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
 from sm120patch.contents import ContentPlanner, Draft, FileKey
 from sm120patch.model import (
+    ABSENT,
     ActiveSet,
     Change,
     Changed,
@@ -87,6 +88,14 @@ def make_plan(
     if request.action == "revert":
         return _Planner(catalogue, snapshot, history).revert(request)
     return _Planner(catalogue, snapshot, history).apply(request)
+
+
+_ADDED_MODE = 0o644
+"""Permission bits of a file that upstream did not ship."""
+
+
+def _digest(data: bytes | None) -> str:
+    return ABSENT if data is None else sha256_hex(data)
 
 
 class _Planner:
@@ -177,10 +186,8 @@ class _Planner:
 
     def _applicability(self, name: str, selected: tuple[str, ...], draft: Draft) -> State:
         patch_set = self._catalogue.get(name)
-        capability = self._snapshot.compute_capability
-        wanted = patch_set.compute_capability
-        if capability is not None and wanted and capability not in wanted:
-            reason = f"{name} is for compute capability {' or '.join(wanted)}, found {capability}"
+        if (unfit := self._snapshot.unfit(patch_set)) is not None:
+            reason = f"{name} {unfit}"
             draft.decisions.append(
                 ChangeDecision(name, "*", "host", None, Outcome.NOT_APPLICABLE, reason)
             )
@@ -329,6 +336,8 @@ class _Planner:
         )
         bound = any(self._catalogue.get(n).compute_capability for n in known)
         unknown = self._snapshot.compute_capability is None
+        if any(self._catalogue.get(n).devices for n in known) and self._snapshot.devices is None:
+            bound = unknown = True
         requested = [n for n in request.sets if n in self._catalogue.ids]
         return Plan(
             action=request.action,
@@ -355,7 +364,10 @@ class _Planner:
     def _step(self, key: FileKey, draft: Draft) -> FileStep | None:
         file = self._files.file(*key)
         after = draft.contents[key]
-        if file is None or file.pristine is None or file.data == after:
+        if file is None or (file.pristine is None and file.pristine_sha256 != ABSENT):
+            return None
+        after_sha256 = _digest(after)
+        if file.sha256 == after_sha256:
             return None
         target = self._snapshot.targets[key[0]]
         owned = self._history.files.get(key)
@@ -366,14 +378,14 @@ class _Planner:
             root=target.root,
             version=target.version,
             before_sha256=file.sha256,
-            after_sha256=sha256_hex(after),
-            pristine_sha256=sha256_hex(file.pristine),
-            mode=file.mode,
+            after_sha256=after_sha256,
+            pristine_sha256=_digest(file.pristine),
+            mode=file.mode if file.obstacle is None else _ADDED_MODE,
             pristine_mtime_ns=owned.pristine_mtime_ns if owned and same else file.mtime_ns,
             before=file.data,
-            after=after,
-            pristine=file.pristine,
-            diff=make_diff(key[1], file.data, after),
+            after=after or b"",
+            pristine=file.pristine or b"",
+            diff=make_diff(key[1], file.data, after or b""),
             changes=tuple(draft.shaped_by[key]),
         )
 
@@ -384,7 +396,7 @@ class _Planner:
                 settled[key] = owned.current_sha256
         for key, data in draft.contents.items():
             file = self._files.file(*key)
-            if file is not None and data != file.pristine:
+            if file is not None and data is not None and data != file.pristine:
                 settled[key] = sha256_hex(data)
         return settled
 

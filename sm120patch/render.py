@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from sm120patch.evidence import Event, Evidence
 from sm120patch.model import (
+    ABSENT,
     ChangeDecision,
     FileStep,
     Launch,
@@ -225,14 +226,21 @@ def plan_text(plan: Plan, *, diffs: bool) -> str:
         for d in plan.decisions
     ]
     lines += [table(rows)] if rows else []
-    lines += [f"  replace    {s.path}" + ("  (upstream's content)" if s.to_pristine else "")
-              for s in plan.files]  # fmt: skip
+    lines += [_step_line(s) for s in plan.files]
     if plan.applicability == "unconfirmed" and plan.action == "apply":
         lines.append("applicability unconfirmed: the GPU is unknown; name it with --gpu 12.0")
     lines += [f"note: {note}" for note in plan.notes]
     if diffs:
         lines += [clean(step.diff).rstrip("\n") for step in plan.files]
     return "\n".join(lines)
+
+
+def _step_line(step: FileStep) -> str:
+    if step.after_sha256 == ABSENT:
+        return f"  remove     {step.path}  (upstream did not ship it)"
+    if step.before_sha256 == ABSENT:
+        return f"  add        {step.path}"
+    return f"  replace    {step.path}" + ("  (upstream's content)" if step.to_pristine else "")
 
 
 def launch_text(launch: Launch) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sm120patch.evidence import Evidence
 from sm120patch.model import (
+    ABSENT,
     EvidenceKind,
     History,
     OwnedFile,
@@ -82,6 +83,8 @@ def disk_state(owned: OwnedFile, fact: DiskFact) -> tuple[State | None, str]:
         return None, ""
     if fact.sha256 is not None and fact.sha256 == fact.pristine_sha256:
         return State.LOST, f"{owned.path} holds upstream's content again (reinstalled?)"
+    if fact.sha256 is None and owned.pristine_sha256 == ABSENT:
+        return State.LOST, f"{owned.path}, which was added, is gone"
     if fact.sha256 is None:
         return State.DRIFTED, f"{owned.path} is missing"
     return State.DRIFTED, f"{owned.path} was edited by something else"
@@ -149,7 +152,7 @@ def active_status(
     state, reason = _combined([disk_state(f, facts[f.target, f.path]) for f in owned])
     evidence = None
     if interrupted:
-        state, reason = State.INTERRUPTED, "a change is under way or was interrupted"
+        state, reason = State.INTERRUPTED, "a change is under way, or was interrupted"
     elif state is None:
         evidence = book.decisive(set_id, present_content(history, versions))
         if evidence is not None and evidence.passed:

@@ -67,6 +67,20 @@ class StateDirectory:
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
+    def holder(self) -> str | None:
+        """Say which other command holds the lock now, None when nobody does."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "unknown"
+        finally:
+            os.close(fd)
+        return None
+
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
         """Hold the environment exclusively; BusyError at once when another process has it.
@@ -83,11 +97,7 @@ class StateDirectory:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
-                raise BusyError(
-                    f"the environment {self.path.parent} is locked by: {holder or 'unknown'}",
-                    hint="wait until it has finished, then run the command again",
-                    details={"holder": holder},
-                ) from None
+                raise busy(self, holder or "unknown") from None
             try:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
@@ -96,6 +106,15 @@ class StateDirectory:
             yield
         finally:
             os.close(fd)
+
+
+def busy(state: StateDirectory, holder: str) -> BusyError:
+    """Error for an environment that another command is changing."""
+    return BusyError(
+        f"the environment {state.path.parent} is locked by: {holder}",
+        hint="wait until it has finished, then run the command again",
+        details={"holder": holder},
+    )
 
 
 def _unwritable(path: Path, error: OSError) -> HostError:

@@ -37,9 +37,9 @@ from sm120patch.journal import (
     write_journal,
 )
 from sm120patch.ledger import now, open_ledger, read_ledger
-from sm120patch.model import FileStep, sha256_hex
+from sm120patch.model import ABSENT, FileStep, sha256_hex
 from sm120patch.signals import held_back
-from sm120patch.store import StateDirectory, Store
+from sm120patch.store import StateDirectory, Store, busy
 
 Checkpoint = Callable[[str], None]
 
@@ -84,6 +84,11 @@ def read_digest(path: Path) -> str | None:
         return None
 
 
+def _found(path: Path) -> str:
+    """Digest of what is at `path`, `ABSENT` when nothing is."""
+    return read_digest(path) or ABSENT
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a transaction needs besides the plan."""
@@ -122,8 +127,7 @@ class Transaction:
             staged = [(entry, self._stage(entry, side)) for entry in pending]
             self._park_caches()
             for entry, (temporary, path) in staged:
-                temporary.replace(path)
-                _checkpoint(f"replace {entry.path}")
+                self._exchange(entry, temporary, path)
             self._after_replace(pending, side)
             self._read_back(side)
             self._write(at=side, moving_to=None)
@@ -134,33 +138,62 @@ class Transaction:
         write_journal(self.state.journal, self.journal)
         _checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 
+    def _exchange(self, entry: JournalFile, temporary: Path | None, path: Path) -> None:
+        self._require_known(entry)  # Staging took time: somebody may have written meanwhile.
+        if temporary is None:
+            path.unlink()
+        else:
+            temporary.replace(path)
+        _checkpoint(f"{'remove' if temporary is None else 'replace'} {entry.path}")
+
     def _pending(self, side: Side) -> list[JournalFile]:
         pending = []
         for entry in self.journal.files:
-            path = target_path(entry.root, entry.path)
-            found = read_digest(path)
-            if found not in (entry.a_sha256, entry.b_sha256):
-                raise ConflictError(
-                    f"{path} was changed by something else while {self.journal.command!r} was"
-                    f" under way: sha256 {_short(found)}, expected {_short(entry.a_sha256)}"
-                    f" or {_short(entry.b_sha256)}",
-                    code="foreign-edit",
-                    hint="nothing was overwritten; see `sm120patch recover --help`",
-                    details={"path": str(path), "found": found},
-                )
-            if found != entry.sha256(side) or path.stat().st_mtime_ns != entry.mtime_ns(side):
+            found = self._require_known(entry)
+            right = found == entry.sha256(side)
+            if right and found != ABSENT:
+                path = target_path(entry.root, entry.path)
+                right = path.stat().st_mtime_ns == entry.mtime_ns(side)
+            if not right:
                 pending.append(entry)
         return pending
 
-    def _stage(self, entry: JournalFile, side: Side) -> tuple[Path, Path]:
+    def _require_known(self, entry: JournalFile) -> str:
+        """Return what a file holds; ConflictError when that is neither side's content."""
+        path = target_path(entry.root, entry.path)
+        found = _found(path)
+        if found not in (entry.a_sha256, entry.b_sha256):
+            raise ConflictError(
+                f"{path} was changed by something else while {self.journal.command!r} was"
+                f" under way: sha256 {_short(found)}, expected {_short(entry.a_sha256)}"
+                f" or {_short(entry.b_sha256)}",
+                code="foreign-edit",
+                hint="nothing foreign was overwritten; run `sm120patch audit`",
+                details={"path": str(path), "found": found},
+            )
+        return found
+
+    def _moved(self, side: Side) -> bool:
+        """Tell whether a file holds the other side's content: only then is there work to undo."""
+        return any(
+            _found(target_path(e.root, e.path)) == e.sha256("b" if side == "a" else "a")
+            for e in self.journal.files
+            if e.a_sha256 != e.b_sha256
+        )
+
+    def _stage(self, entry: JournalFile, side: Side) -> tuple[Path | None, Path]:
+        """Write the content of a side beside its file; None where the file shall not be there."""
+        path = target_path(entry.root, entry.path)
+        if entry.sha256(side) == ABSENT:
+            return None, path
         data = self._store.get(entry.sha256(side))
         if data is None:
             raise RecoveryNeededError(
                 f"the store has no intact copy of {entry.path} (sha256 {entry.sha256(side)})",
                 hint=f"reinstall {entry.target}, then run `sm120patch recover --keep-foreign`",
             )
-        path = target_path(entry.root, entry.path)
-        temporary = disk.stage(path, data, self.journal.tx, like=path.stat())
+        like = path.stat() if path.exists() else None
+        temporary = disk.stage(path, data, self.journal.tx, like=like)
         disk.set_mtime(temporary, entry.mtime_ns(side))
         _checkpoint(f"stage {entry.path}")
         return temporary, path
@@ -190,7 +223,7 @@ class Transaction:
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
             path = target_path(entry.root, entry.path)
-            if read_digest(path) != entry.sha256(side):
+            if _found(path) != entry.sha256(side):
                 raise OSError(f"{path} does not hold what was written to it")
 
     def commit(self, side: Side, record: Callable[[str, Side], None]) -> None:
@@ -217,8 +250,8 @@ class Transaction:
                 self._remove_temporaries()
                 side = decided_side(self.state, self.journal)
                 # With a full disk not even the journal can be written; when no file has moved,
-                # nothing has to be.
-                if self.journal.at != side or self._pending(side):
+                # nothing has to be, and a foreign edit is left to its owner.
+                if self.journal.at != side or self._moved(side):
                     self.swap(side)
                 elif self.journal.moving_to is not None:
                     self._place_caches(side)
@@ -247,7 +280,7 @@ class Transaction:
         foreign = [
             e
             for e in self.journal.files
-            if read_digest(target_path(e.root, e.path)) not in (e.a_sha256, e.b_sha256)
+            if _found(target_path(e.root, e.path)) not in (e.a_sha256, e.b_sha256)
         ]
         kept = tuple(e for e in self.journal.files if e not in foreign)
         self._write(files=kept)
@@ -268,12 +301,23 @@ def decided_side(state: StateDirectory, journal: Journal) -> Side:
     return "a" if committed.data.get("end") == "a" else "b"
 
 
-def _short(digest: str | None) -> str:
-    return "no file" if digest is None else digest[:12]
+def _short(digest: str) -> str:
+    return "no file" if digest == ABSENT else digest[:12]
 
 
 def require_settled(state: StateDirectory) -> None:
-    """Raise RecoveryNeededError while a journal is open; nothing else may start then."""
+    """Refuse to start while another command is at work or was interrupted.
+
+    For callers without the lock: BusyError while its holder lives, else as `require_no_journal`.
+    """
+    holder = state.holder()
+    if holder is not None:
+        raise busy(state, holder)
+    require_no_journal(state)
+
+
+def require_no_journal(state: StateDirectory) -> None:
+    """Raise RecoveryNeededError for a journal that nobody works on; the caller has the lock."""
     journal = read_journal(state.journal)
     if journal is not None:
         raise RecoveryNeededError(
@@ -295,7 +339,7 @@ def begin(
     Refuses a stale plan: every file must still hold the plan's `before` bytes. Leaving the block
     by an exception restores; leaving it without `commit` is a bug and restores as well.
     """
-    require_settled(state)
+    require_no_journal(state)
     _require_unchanged(steps)
     transaction = _open(state, steps, settings)
     try:
@@ -318,8 +362,10 @@ def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings
     store = Store(state)
     try:
         for step in steps:
-            for data in (step.before, step.after, step.pristine):
-                store.put(data)
+            sides = (step.before_sha256, step.before), (step.after_sha256, step.after)
+            for digest, data in (*sides, (step.pristine_sha256, step.pristine)):
+                if digest != ABSENT:
+                    store.put(data)
             _checkpoint(f"store {step.path}")
         transaction = Transaction(state, _journal(steps, settings))
         write_journal(state.journal, transaction.journal)
@@ -336,7 +382,7 @@ def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings
 
 
 def _require_unchanged(steps: tuple[FileStep, ...]) -> None:
-    stale = [s.path for s in steps if read_digest(target_path(s.root, s.path)) != s.before_sha256]
+    stale = [s.path for s in steps if _found(target_path(s.root, s.path)) != s.before_sha256]
     if stale:
         raise ConflictError(
             f"the plan is stale: changed since it was made: {', '.join(stale)}",
@@ -365,7 +411,8 @@ def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
 
 
 def _journal_file(step: FileStep, settings: Settings) -> JournalFile:
-    present = target_path(step.root, step.path).stat().st_mtime_ns
+    path = target_path(step.root, step.path)
+    present = 0 if step.before_sha256 == ABSENT else path.stat().st_mtime_ns
     if step.to_pristine:
         other = step.pristine_mtime_ns
     else:

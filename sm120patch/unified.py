@@ -61,13 +61,13 @@ def faults(patch: bytes) -> list[str]:
     return diffparse.read(patch)[1]
 
 
-def make_diff(path: str, before: bytes, after: bytes) -> str:
+def make_diff(path: str, before: bytes, after: bytes, context: int = 3) -> str:
     """Return the unified diff of two contents of `path`, empty when they are equal.
 
     Bytes that are not UTF-8 become surrogates: encode with `surrogateescape` to get them back.
     """
     old, new = (_text_lines(data) for data in (before, after))
-    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
+    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=context)
     marker = "\n\\ No newline at end of file\n"
     return "".join(line if line.endswith("\n") else line + marker for line in lines)
 

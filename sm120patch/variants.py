@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sm120patch import versions
+from sm120patch.errors import CatalogueError
 from sm120patch.model import (
     Advice,
     Change,
@@ -115,21 +116,33 @@ def satisfied(variant: Variant, data: bytes) -> bool:
         from sm120patch import codemod
 
         return codemod.satisfied(variant.data, variant.payload, data)
+    if variant.kind is PayloadKind.FILE:
+        return data == variant.data
     return _unmet_condition(variant, data) is None
 
 
-def edit(variant: Variant, data: bytes) -> EditResult:
-    """Apply the payload of a variant to the content of its file.
+def edit(variant: Variant, data: bytes | None) -> EditResult:
+    """Apply the payload of a variant to the content of its file, None when there is no file.
 
     Content that meets the post-conditions is `Unchanged`, however it came to do so; a result
-    that does not meet them is `Refused`. Raises CatalogueError when a codemod is itself broken.
+    that does not meet them is `Refused`. Raises CatalogueError when the payload itself is broken.
     """
+    if variant.kind is PayloadKind.FILE:
+        return _add(variant, data)
+    if data is None:
+        return Refused("there is no such file")
     if variant.kind is PayloadKind.CODEMOD:
         from sm120patch import codemod
 
         return codemod.run(variant.data, variant.payload, data)
     from sm120patch import unified
 
+    if broken := unified.faults(variant.data):
+        raise CatalogueError(
+            f"the diff {variant.payload} cannot be used: {'; '.join(broken)}",
+            hint="mend the payload; no environment was touched (see `sm120patch lint`)",
+            details={"payload": variant.payload, "faults": broken},
+        )
     if _unmet_condition(variant, data) is None:
         return Unchanged("the content already meets the post-conditions")
     result = unified.apply(variant.data, variant.path, data)
@@ -138,6 +151,14 @@ def edit(variant: Variant, data: bytes) -> EditResult:
     if unmet and not isinstance(result, Refused):
         return Refused(f"after the diff {unmet}")
     return result
+
+
+def _add(variant: Variant, data: bytes | None) -> EditResult:
+    if data is None:
+        return Changed(variant.data, 1)
+    if data == variant.data:
+        return Unchanged("the file is there with this content")
+    return Refused("there is such a file already, with another content")
 
 
 def _unmet_condition(variant: Variant, data: bytes) -> str | None:

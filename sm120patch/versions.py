@@ -67,6 +67,23 @@ def parse(text: str) -> Range:
     return Range(text, low, high)
 
 
+def exactly(version: str) -> str:
+    """Return the half-open range that holds this release alone, not its post-releases.
+
+    A local part (`+cu130`) does not count. Raises ValueError when it is no version.
+    """
+    from packaging.version import Version
+
+    found = Version(_version(version).public)
+    if found.dev is not None:
+        following = re.sub(r"\d+$", str(found.dev + 1), str(found))
+    elif found.post is not None:
+        following = re.sub(r"\d+$", str(found.post + 1), str(found))
+    else:
+        following = f"{found}.post0"
+    return f">={found},<{following}"
+
+
 def installed(version: str) -> Version | None:
     """Parse the version of an installed distribution; None when it is no PEP 440 version."""
     from packaging.version import InvalidVersion, Version

@@ -20,9 +20,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
         "variants", "versions", "policy", "state", "evidence", "render", "_conditions", "_edits",
-        "_scopes", "_slices",
+        "_scopes", "_slices", "authoring", "linting",
     ),
-    ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals"),
+    ("environment", "host", "wheels", "tuning", "store", "ledger", "caches", "disk", "journal", "claims", "signals"),
     ("transaction", "verify", "audit", "simhost"),
     ("operations",),
     ("cli", "__main__"),

@@ -13,6 +13,7 @@ from sm120patch.model import State
 from sm120patch.verify.profile import parse
 from tests.support.catalogue import write_catalogue, write_environment
 from tests.support.command import run
+from tests.support.tuning import write_record
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -60,6 +61,7 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
     }
     prefix, catalogue = tmp_path / "env", write_catalogue(tmp_path / "catalogue")
     write_environment(prefix)
+    record = write_record(tmp_path / "record.json")
     here = ("--env", prefix, "--catalogue", catalogue, "--output", "json")
     commands: dict[str, tuple[str | Path, ...]] = {
         "list": ("--catalogue", catalogue, "--output", "json"),
@@ -71,7 +73,11 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
         "audit": here,
         "revert": ("--all", "--allow-running", *here),
         "recover": here,
-    }
+        "lint": ("--catalogue", catalogue, "--output", "json"),
+        "tune": ("moe", "--record", record, "--into", tmp_path / "t", "--output", "json"),
+        "new": ("mine", "--target", "sglang", "--from-env", prefix, "--scratch", tmp_path / "s",
+                "--output", "json"),
+    }  # fmt: skip
     for command, arguments in commands.items():
         done = run(command, *arguments)
         envelope = done.json

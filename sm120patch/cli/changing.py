@@ -21,6 +21,7 @@ from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from sm120patch.catalogue import Places
     from sm120patch.cli.progress import Progress
     from sm120patch.model import Plan
     from sm120patch.operations.changing import Change, Demands
@@ -74,7 +75,7 @@ def apply(
     gpu: str | None,
     env: str | None,
     python: str | None,
-    catalogue: Path | None,
+    catalogue: Places,
 ) -> int:
     """Patch the environment, verify by benchmark, and keep the sets only if they pass.
 
@@ -128,7 +129,7 @@ def verify(
     allow_running: bool,
     env: str | None,
     python: str | None,
-    catalogue: Path | None,
+    catalogue: Places,
 ) -> int:
     """Verify sets that are on disk already (staged, or applied on another host).
 
@@ -170,7 +171,7 @@ def revert(
     allow_running: bool,
     env: str | None,
     python: str | None,
-    catalogue: Path | None,
+    catalogue: Places,
 ) -> int:
     """Take sets off again: every file gets upstream's bytes and mode back.
 
@@ -207,7 +208,7 @@ def revert(
 @environment_options
 @pass_output
 def recover(
-    output: Output, keep_foreign: bool, env: str | None, python: str | None, catalogue: Path | None
+    output: Output, keep_foreign: bool, env: str | None, python: str | None, catalogue: Places
 ) -> int:
     """Finish or undo a command that was interrupted (killed, power loss)."""
     from sm120patch.operations import changing

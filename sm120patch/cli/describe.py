@@ -12,7 +12,7 @@ from sm120patch.variants import advice_text
 WIDTH = 96
 
 
-def describe_set(patch_set: PatchSet) -> str:
+def describe_set(patch_set: PatchSet, origin: str) -> str:
     """Return everything the catalogue knows about a set, for people."""
     policy = patch_set.verification
     lines = [
@@ -21,8 +21,10 @@ def describe_set(patch_set: PatchSet) -> str:
         *_wrap(patch_set.description),
         "",
         f"for compute capability  {', '.join(patch_set.compute_capability) or 'any'}",
+        *([f"for the GPU             {', '.join(patch_set.devices)}"] if patch_set.devices else []),
         f"upstream                {patch_set.upstream_status} (checked {patch_set.last_checked})",
         *_wrap(patch_set.upstream_reason, " " * 24),
+        f"comes from              {origin}",
     ]
     if not patch_set.only_advice:
         lines.append(f"must show               {policy.goal.value}, margin {policy.margin:.0%}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sm120patch.cli.options import (
+    catalogue_options,
     environment_options,
     gpu_option,
     output_option,
@@ -17,40 +18,48 @@ from sm120patch.cli.options import (
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
+if TYPE_CHECKING:
+    from sm120patch.catalogue import Places
+
 pass_output = click.make_pass_decorator(Output)
 
 
 @click.command("list")
-@click.option("--catalogue", type=click.Path(path_type=Path, file_okay=False), hidden=True)
+@catalogue_options
 @output_option
 @pass_output
-def list_sets(output: Output, catalogue: Path | None) -> int:
+def list_sets(output: Output, catalogue: Places) -> int:
     """Show the patch sets of the catalogue."""
     from sm120patch import catalogue as catalogues
     from sm120patch.render import set_dict, table
 
-    sets = catalogues.load(catalogue).sets.values()
+    found = catalogues.load(catalogue)
+    foreign = any(origin != catalogues.SHIPPED for origin in found.origins.values())
     rows = [
-        (s.id, f"r{s.revision}", "advice" if s.only_advice else s.verification.goal.value, s.title)
-        for s in sets
+        (s.id, f"r{s.revision}", "advice" if s.only_advice else s.verification.goal.value)
+        + ((found.origins[s.id],) if foreign else ())
+        + (s.title,)
+        for s in found.sets.values()
     ]
-    output.data({"sets": [set_dict(s) for s in sets]}, table(rows))
+    sets = [{**set_dict(s), "origin": found.origins[s.id]} for s in found.sets.values()]
+    output.data({"sets": sets}, table(rows))
     return ExitCode.OK
 
 
 @click.command()
 @set_argument
-@click.option("--catalogue", type=click.Path(path_type=Path, file_okay=False), hidden=True)
+@catalogue_options
 @output_option
 @pass_output
-def show(output: Output, set_id: str, catalogue: Path | None) -> int:
+def show(output: Output, set_id: str, catalogue: Places) -> int:
     """Show what a set changes, on which versions, what it needs and what is known of it."""
     from sm120patch import catalogue as catalogues
     from sm120patch.cli.describe import describe_set
     from sm120patch.render import set_dict
 
-    found = catalogues.load(catalogue).get(set_id)
-    output.data(set_dict(found), describe_set(found))
+    known = catalogues.load(catalogue)
+    found, origin = known.get(set_id), known.origins[set_id]
+    output.data({**set_dict(found), "origin": origin}, describe_set(found, origin))
     return ExitCode.OK
 
 
@@ -71,7 +80,7 @@ def plan(
     gpu: str | None,
     env: str | None,
     python: str | None,
-    catalogue: Path | None,
+    catalogue: Places,
 ) -> int:
     """Show every file and line that `apply SET...` would change. Writes nothing."""
     from sm120patch.operations.planning import capability_of, plan_request
@@ -91,7 +100,7 @@ def plan(
 @environment_options
 @pass_output
 def status(
-    output: Output, gpu: str | None, env: str | None, python: str | None, catalogue: Path | None
+    output: Output, gpu: str | None, env: str | None, python: str | None, catalogue: Places
 ) -> int:
     """Show the state of every set in the environment; patched files are hashed again."""
     from sm120patch.operations import inspecting
@@ -107,6 +116,8 @@ def status(
         output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
     if result.interrupted:
         lines.append(f"interrupted: {result.interrupted!r}; run `sm120patch recover`")
+    if result.under_way:
+        lines.append(f"under way: {result.under_way}")
     code = ExitCode.RECOVERY_NEEDED if result.interrupted else ExitCode.OK
     output.data(
         {
@@ -115,6 +126,7 @@ def status(
             "versions": dict(result.versions),
             "missing": dict(result.missing),
             "interrupted": result.interrupted,
+            "under_way": result.under_way,
             "sets": [status_dict(s) for s in result.sets],
         },
         "\n".join(lines),
@@ -140,7 +152,7 @@ def history(
     limit: int,
     env: str | None,
     python: str | None,
-    catalogue: Path | None,
+    catalogue: Places,
 ) -> int:
     """Show what was done to the environment, newest first."""
     from sm120patch.operations import inspecting
@@ -149,17 +161,19 @@ def history(
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     events = inspecting.history(site, set_id, limit)
+    evidence = inspecting.evidence_of(site, events) if output.as_json else {}
     rows = [
         (e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", ""))) for e in events
     ]
-    output.data({"events": [event_dict(e) for e in events]}, table(rows) or "nothing was done here")
+    shown = [{**event_dict(e), "evidence": evidence.get(e.id)} for e in events]
+    output.data({"events": shown}, table(rows) or "nothing was done here")
     return ExitCode.OK
 
 
 @click.command()
 @environment_options
 @pass_output
-def audit(output: Output, env: str | None, python: str | None, catalogue: Path | None) -> int:
+def audit(output: Output, env: str | None, python: str | None, catalogue: Places) -> int:
     """Compare every installed file with upstream's and the ledger's; exit 1 on findings."""
     from sm120patch.audit import audit_environment, finding_dict
     from sm120patch.operations.site import open_site

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from sm120patch.cli.output import Output
+
+if TYPE_CHECKING:
+    from sm120patch.catalogue import Places
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -36,14 +40,49 @@ def output_option(function: Command) -> Command:
     )(function)
 
 
-def environment_options(function: Command) -> Command:
-    """Add `--env`, `--python`, `--catalogue` and `--output`."""
+_EXTRA = "sm120patch.extra_catalogues"
+
+
+def _keep_extra(
+    context: click.Context, _parameter: click.Parameter, value: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    context.meta[_EXTRA] = value
+    return value
+
+
+def _find_places(context: click.Context, _parameter: click.Parameter, value: Path | None) -> Places:
+    from sm120patch.operations.places import find_places
+
+    return find_places(value, context.meta.get(_EXTRA, ()), os.environ)
+
+
+def catalogue_options(function: Command) -> Command:
+    """Add `--catalogue` and `--extra-catalogue`; the command gets one `Places` as `catalogue`."""
     for option in (
+        click.option(
+            "--extra-catalogue",
+            type=click.Path(path_type=Path, file_okay=False),
+            multiple=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_keep_extra,
+            help="Directory with manifests/ and patches/ to use as well; may be repeated.",
+        ),
         click.option(
             "--catalogue",
             type=click.Path(path_type=Path, file_okay=False),
+            callback=_find_places,
             help="Directory with manifests/ and patches/ to use instead of the shipped catalogue.",
         ),
+    ):
+        function = option(function)
+    return function
+
+
+def environment_options(function: Command) -> Command:
+    """Add `--env`, `--python`, the catalogue options and `--output`."""
+    function = catalogue_options(function)
+    for option in (
         click.option("--python", metavar="EXE", help="Interpreter of the environment to work on."),
         click.option(
             "--env",
@@ -84,8 +123,10 @@ def _complete_sets(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     from sm120patch import catalogue
+    from sm120patch.operations.places import find_places
 
-    return [CompletionItem(name) for name in catalogue.load().ids if name.startswith(incomplete)]
+    known = catalogue.load(find_places(None, (), os.environ)).ids
+    return [CompletionItem(name) for name in known if name.startswith(incomplete)]
 
 
 def sets_argument(*, required: bool = True) -> Callable[[Command], Command]:

@@ -17,7 +17,7 @@ from sm120patch.environment.installation import Environment, Installation, locat
 from sm120patch.environment.interpreter import ask
 from sm120patch.environment.records import safe_relative
 from sm120patch.errors import HostError
-from sm120patch.model import FileSnapshot, Obstacle, Snapshot, TargetSnapshot, sha256_hex
+from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, TargetSnapshot, sha256_hex
 
 Originals = Callable[[str], bytes | None]
 
@@ -54,13 +54,16 @@ def _target(
     for path in wanted:
         found = read_target(installation.root, path)
         digest = digests.get(path)
+        if digest is None and _not_shipped(installation, path, origin):
+            digest = ABSENT
         if isinstance(found, Obstacle):
-            files[path] = FileSnapshot(path, b"", "", 0, 0, 0, digest, None, found)
+            gone = ABSENT if found is Obstacle.MISSING else ""
+            files[path] = FileSnapshot(path, b"", gone, 0, 0, 0, digest, None, found)
             continue
         data, status = found
         sha256 = sha256_hex(data)
         pristine = data if sha256 == digest else contents.get(path)
-        if pristine is None and digest is not None:
+        if pristine is None and digest not in (None, ABSENT):
             pristine = originals(digest)
         files[path] = FileSnapshot(
             path=path,
@@ -80,6 +83,17 @@ def _target(
         files=files,
         pristine_origin=origin,
     )
+
+
+def _not_shipped(installation: Installation, path: str, origin: str) -> bool:
+    """Tell whether upstream is known not to have shipped the file, in a directory that is there.
+
+    A line of RECORD without a usable digest says that it did.
+    """
+    if origin.startswith("unknown") or not safe_relative(path):
+        return False
+    listed = installation.kind == "wheel" and path in installation.records()
+    return not listed and (installation.root / path).parent.is_dir()
 
 
 def _pristine(
@@ -160,6 +174,10 @@ def read_back(environment: Environment, expected: Mapping[tuple[str, str], str])
             problems.append(f"{target}: {where}, expected {installation.root}")
     for (target, path), facts in zip(known, answer["files"], strict=True):
         name = f"{target} {path}"
+        if expected[target, path] == ABSENT:
+            if "sha256" in facts:
+                problems.append(f"{name}: is there, but was removed")
+            continue
         if "sha256" in facts and facts["sha256"] != expected[target, path]:
             digest = expected[target, path]
             problems.append(f"{name}: holds sha256 {facts['sha256']}, expected {digest}")

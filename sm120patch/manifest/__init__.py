@@ -119,6 +119,7 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
         last_checked=_date(upstream, "last-checked"),
         digest=_digest(text, changes),
         advice=advice,
+        devices=host.texts("devices"),
     )
     for table in (head, host, relations, upstream, root):
         table.finish()

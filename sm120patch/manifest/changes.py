@@ -11,6 +11,8 @@ from sm120patch.model import IMPORT_NAMES, Change, PayloadKind, Variant, Window,
 
 ReadPayload = Callable[[str], bytes]
 
+_ADDED = (".py", ".json")
+"""Kinds of files that may be added: data that Python code looks for, never an input of a build."""
 _SHA256 = r"[0-9a-f]{64}"
 
 
@@ -76,6 +78,8 @@ def _check_path(table: Table, variant: Variant, target: str) -> None:
         table.fault("path", f"{path!r} is not inside {package!r}, the package of {target}")
     elif variant.kind is PayloadKind.CODEMOD and not path.endswith(".py"):
         table.fault("path", f"{path!r} is no Python file, so a codemod cannot change it")
+    elif variant.kind is PayloadKind.FILE and not path.endswith(_ADDED):
+        table.fault("path", f"{path!r} cannot be added; only {' and '.join(_ADDED)} can")
 
 
 def _check_conditions(table: Table, variant: Variant) -> None:
@@ -85,6 +89,8 @@ def _check_conditions(table: Table, variant: Variant) -> None:
         table.fault("present", "a diff needs a post-condition, `present` or `absent`")
     if variant.kind is PayloadKind.CODEMOD and given:
         table.fault("present", "a codemod declares its post-conditions itself")
+    if variant.kind is PayloadKind.FILE and given:
+        table.fault("present", "a file that is added is known by its content")
     for text, count in variant.present.items():
         if count < 1:
             table.fault("present", f"{text!r}: {count} is no number of occurrences; see `absent`")

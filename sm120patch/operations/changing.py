@@ -160,7 +160,7 @@ def apply(
     variables = os.environ if environ is None else environ
     guard_writes(site, plan, {**variables, **(profile.server.env if profile else {})})
     with site.state.lock(command):
-        transaction.require_settled(site.state)
+        transaction.require_no_journal(site.state)
         _require_same(site, plan)
         if profile is None:
             if plan.is_noop:
@@ -228,7 +228,7 @@ def verify(
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
     with site.state.lock(command):
-        transaction.require_settled(site.state)
+        transaction.require_no_journal(site.state)
         return _reverify(site, sets, profile, reporter, command, demands)
 
 
@@ -280,7 +280,7 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
     if plan.is_noop:
         return Change(plan, "nothing")
     with site.state.lock(command):
-        transaction.require_settled(site.state)
+        transaction.require_no_journal(site.state)
         _require_same(site, plan)
         staging.execute(site, plan, "reverted", command)
     return Change(plan, "reverted")

@@ -5,25 +5,29 @@ Reads disk; writes nothing. Imports neither libcst nor git for an environment of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from sm120patch.catalogue import advice_for, choose
+from sm120patch.catalogue import Catalogue, advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
+    ABSENT,
+    ActiveSet,
     EvidenceKind,
     FileSnapshot,
     History,
     OwnedFile,
     PatchSet,
+    PayloadKind,
     Snapshot,
     State,
     Variant,
     Window,
 )
 from sm120patch.operations.site import Site
+from sm120patch.render import evidence_dict
 from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
 
 _RECENT = 50
@@ -41,11 +45,14 @@ class Status:
     missing: Mapping[str, str]
     sets: tuple[SetStatus, ...]
     interrupted: str | None
-    """Command that an open journal belongs to."""
+    """Command that an open journal belongs to, when nobody works on it any more."""
+    under_way: str | None = None
+    """Command that holds the environment right now."""
 
 
 def status(site: Site, capability: str | None = None) -> Status:
     """State of every set of the catalogue and of the ledger in this environment."""
+    holder = site.state.holder()
     journal = site.journal()
     with read_ledger(site.state.ledger) as ledger:
         sets = list(
@@ -57,7 +64,8 @@ def status(site: Site, capability: str | None = None) -> Status:
         versions=site.versions,
         missing=dict(site.environment.missing),
         sets=tuple(sets),
-        interrupted=None if journal is None else journal.command,
+        interrupted=journal.command if journal is not None and holder is None else None,
+        under_way=holder,
     )
 
 
@@ -71,13 +79,26 @@ def _states(
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
             closure = site.catalogue.closure([name]) if name in site.catalogue.ids else [name]
-            yield active_status(name, past, closure, facts, book, site.versions, name in busy)
+            found = active_status(name, past, closure, facts, book, site.versions, name in busy)
+            changed = changed_payload(site.catalogue, past.active[name])
+            yield replace(found, reason="; ".join(filter(None, (found.reason, changed))))
         elif name in busy:
             yield SetStatus(name, State.INTERRUPTED, "a change was interrupted")
         else:
             events = [] if ledger is None else ledger.events(_RECENT, name)
             last = next((e for e in events if e.kind not in _WITHOUT_EFFECT), None)
             yield _inactive(site, snapshot, past, name, last)
+
+
+def changed_payload(catalogue: Catalogue, record: ActiveSet) -> str:
+    """Say that a set is no longer what was applied; empty when it is, or is not known here."""
+    known = catalogue.sets.get(record.id)
+    if known is None or known.digest == record.digest:
+        return ""
+    revision = f"revision {record.revision} -> {known.revision}"
+    if known.revision == record.revision:
+        revision = f"still revision {known.revision}"
+    return f"its payloads changed in the catalogue since it was applied ({revision})"
 
 
 def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:
@@ -173,6 +194,9 @@ def _look(
             continue
         live = True
         file = snapshot.targets[change.target].files.get(choice.path)
+        addable = file is not None and file.sha256 == file.pristine_sha256 == ABSENT
+        if choice.kind is PayloadKind.FILE and addable:
+            continue
         if problem := _foreign(file, past.files.get((change.target, choice.path))):
             return State.DRIFTED, f"{choice.path}: {problem}"
     return (State.ABSENT, "") if live else (State.UPSTREAM, reasons[0] if reasons else "")
@@ -183,6 +207,8 @@ def _foreign(file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
         return None
     if file.obstacle is not None:
         return file.obstacle.value
+    if file.pristine_sha256 == ABSENT:
+        return "upstream did not ship it"
     if file.pristine_sha256 is not None and file.sha256 != file.pristine_sha256:
         return "edited by something else"
     return None
@@ -196,3 +222,14 @@ def history(site: Site, set_id: str | None, limit: int | None) -> list[Event]:
             site.catalogue.get(set_id)
     with read_ledger(site.state.ledger) as ledger:
         return [] if ledger is None else ledger.events(limit, set_id)
+
+
+def evidence_of(site: Site, events: Iterable[Event]) -> dict[int, dict[str, object]]:
+    """Event id -> all that was measured for it, for the events that have evidence."""
+    found = {}
+    with read_ledger(site.state.ledger) as ledger:
+        for event in events if ledger is not None else ():
+            evidence = ledger.evidence_of(event.id) if ledger is not None else None
+            if evidence is not None:
+                found[event.id] = {**evidence_dict(evidence), "data": dict(evidence.data)}
+    return found

@@ -6,6 +6,7 @@ Reads disk; writes nothing. `plan`, `--dry-run`, `apply` and `revert` all come t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from sm120patch.claims import foreign_claims
@@ -48,7 +49,21 @@ def snapshot_for(
 ) -> Snapshot:
     """Read every file that planning `request` needs."""
     wanted = wanted_files(site.catalogue, site.versions, history, request)
-    return take_snapshot(site.environment, wanted, site.store.get, capability)
+    snapshot = take_snapshot(site.environment, wanted, site.store.get, capability)
+    if request.action != "apply":
+        return snapshot
+    closure = site.catalogue.closure(request.sets)
+    bound = any(site.catalogue.get(name).devices for name in closure)
+    return replace(snapshot, devices=device_names()) if bound else snapshot
+
+
+def device_names() -> tuple[str, ...] | None:
+    """Names of this host's GPUs as the driver spells them; None when there is no driver."""
+    if not Path("/dev/nvidiactl").exists():
+        return None
+    from sm120patch import host
+
+    return tuple(gpu.name for gpu in host.probe().gpus) or None
 
 
 def plan_request(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
-from sm120patch.catalogue import Catalogue
+from sm120patch.catalogue import Catalogue, Places
 from sm120patch.environment import Environment, discover, locate
 from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
@@ -54,7 +54,7 @@ def open_site(
     env: str | None,
     python: str | None,
     *,
-    catalogue: Path | None = None,
+    catalogue: Path | Places | None = None,
     environ: Mapping[str, str] | None = None,
     tolerant: bool = False,
 ) -> Site:

@@ -19,7 +19,7 @@ from sm120patch.errors import ConflictError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger, read_ledger
-from sm120patch.model import FileStep, History, OwnedFile, Plan
+from sm120patch.model import ABSENT, FileStep, History, OwnedFile, Plan
 from sm120patch.operations.site import Site
 
 
@@ -76,10 +76,13 @@ def settings_for(
 
     `homes` are homes and workspace bases of the serving user, besides those known already.
     """
-    before = {k: f.current_sha256 for k, f in history.files.items()}
-    a, b = (before, plan.settled) if start == "a" else (plan.settled, before)
     pristine = {k: f.pristine_sha256 for k, f in history.files.items()}
     pristine |= {(s.target, s.path): s.pristine_sha256 for s in plan.files}
+    # A file that a set adds is no input of any build.
+    pristine = {k: digest for k, digest in pristine.items() if digest != ABSENT}
+    before = {k: f.current_sha256 for k, f in history.files.items() if k in pristine}
+    after = {k: digest for k, digest in plan.settled.items() if k in pristine}
+    a, b = (before, after) if start == "a" else (after, before)
     places = {*homes, *known_homes(site)}
     scope = switch.scope_for(site.environment, a, b, pristine, places)
     tree = site.environment.pycache_prefix
@@ -111,7 +114,8 @@ def known_homes(site: Site) -> set[Path]:
 
 def refuse_traps(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
     """Refuse a plan whose FlashInfer sources would never be compiled; nothing is written."""
-    found = switch.traps(site.environment, plan.files, environ)
+    replaced = [s for s in plan.files if s.pristine_sha256 != ABSENT]
+    found = switch.traps(site.environment, replaced, environ)
     if found:
         raise ConflictError(
             "the patched FlashInfer sources would have no effect:\n"

@@ -141,7 +141,7 @@ def verify_case(
             result = _commit(site, case, profile, tx, outcome, settings)
         return replace(result, restart_problem=_leave_external(profile, duty, result.end))
     except KeyboardInterrupt:
-        transaction.require_settled(site.state)
+        transaction.require_no_journal(site.state)
         _leave_external(profile, duty, case.start)
         _note(site, case, "interrupted", {"command": command})
         raise InterruptedByUser(

@@ -21,7 +21,7 @@ from sm120patch.environment import (
 )
 from sm120patch.environment.interpreter import ask
 from sm120patch.errors import HostError, UsageError
-from sm120patch.model import Obstacle, sha256_hex
+from sm120patch.model import ABSENT, Obstacle, sha256_hex
 from tests.support.environments import commit_all, create_venv, install_editable, install_fake
 
 GATE = "sglang/srt/layers/communicator.py"
@@ -300,7 +300,7 @@ def test_the_snapshot_of_a_checkout_takes_pristine_bytes_from_head(
     assert edited.data == b"ENABLED = True\n" and edited.pristine == FILES[GATE]
     assert edited.pristine_sha256 == sha256_hex(FILES[GATE])
     assert clean.sha256 == clean.pristine_sha256
-    assert new.pristine_sha256 is None
+    assert new.pristine_sha256 == ABSENT and new.pristine is None
     assert target.pristine_origin.startswith("git commit ")
 
 

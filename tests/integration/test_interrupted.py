@@ -151,7 +151,6 @@ def test_a_file_that_is_edited_while_the_baseline_serves_is_kept(host: Host) -> 
     assert host.litter() == []
 
 
-@pytest.mark.xfail(reason="a live journal is taken for an interrupted one: exit 7 instead of 9")
 def test_while_a_verification_runs_every_other_change_is_refused(host: Host) -> None:
     with met_half_way(host, "baseline") as running:
         profile = host.profile(GOOD, verify=QUICK, name="second.toml")
@@ -168,7 +167,6 @@ def test_while_a_verification_runs_every_other_change_is_refused(host: Host) -> 
         assert running.process.poll() is None
 
 
-@pytest.mark.xfail(reason="status takes a live journal for an interrupted one and advises recover")
 def test_while_a_verification_runs_status_names_it(host: Host) -> None:
     with met_half_way(host, "baseline") as running:
         status = host.text("status")

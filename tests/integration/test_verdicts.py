@@ -64,7 +64,6 @@ def test_regressed_is_put_back_and_remembered(host: Host) -> None:
     assert_rejected(host, apply(host, BAD, verify=""), "regressed")
 
 
-@pytest.mark.xfail(reason="`history` shows verdict and kind only; no command shows the evidence")
 def test_what_was_measured_of_a_rejected_set_can_be_read_afterwards(host: Host) -> None:
     done = apply(host, BAD)
     assert done.code == 8

@@ -1,0 +1,68 @@
+"""`lint`: read catalogues and releases, and hand them to the judge.
+
+Writes below the wheel cache only.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch import catalogue as catalogues
+from sm120patch import linting, wheels
+from sm120patch.catalogue import Collected, Places
+from sm120patch.linting import Remark, Report
+from sm120patch.model import PatchSet
+
+
+@dataclass(frozen=True)
+class Linted:
+    """What was looked at, and what was found."""
+
+    names: tuple[str, ...]
+    releases: tuple[str, ...]
+    report: Report
+
+
+def lint(
+    places: Places,
+    names: Sequence[str],
+    against: Sequence[str],
+    environ: Mapping[str, str],
+    today: datetime.date,
+) -> Linted:
+    """Lint the named sets, or all of them, against the named releases (see `wheels.find`).
+
+    Raises UsageError for a name that no manifest has, and what `wheels.find` raises.
+    """
+    found = catalogues.collect(places)
+    for name in names:
+        if name not in found.files:
+            catalogues.Catalogue(found.sets).get(name)
+    chosen = tuple(names) or tuple(sorted(found.files))
+    releases = [wheels.find(text, environ) for text in against]
+    report = linting.lint(found, chosen, releases, today)
+    unused = tuple(_unused(found, chosen))
+    return Linted(
+        chosen,
+        tuple(f"{r.target} {r.version}" for r in releases),
+        Report(report.faults, (*report.warnings, *unused)),
+    )
+
+
+def _unused(found: Collected, names: Sequence[str]) -> Iterator[Remark]:
+    """Files below `patches/SET/` that the set does not name: forgotten, or misspelt."""
+    for name in names:
+        patch_set, file = found.sets.get(name), found.files[name]
+        if patch_set is not None:
+            for path in _strays(patch_set, file.parent.parent / "patches"):
+                yield Remark(name, f"{path} is named by no change")
+
+
+def _strays(patch_set: PatchSet, patches: Path) -> list[str]:
+    named = {variant.payload for change in patch_set.changes for variant in change.variants}
+    files = (p for p in (patches / patch_set.id).rglob("*") if p.is_file())
+    paths = (p.relative_to(patches).as_posix() for p in files if "__pycache__" not in p.parts)
+    return sorted(set(paths) - named)

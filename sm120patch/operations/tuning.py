@@ -1,0 +1,145 @@
+"""`tune`: let FlashInfer measure its MoE tactics on this GPU, and keep the result as a local set.
+
+Writes below the directory that is named; the measuring runs in the target's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sm120patch import manifest, versions
+from sm120patch.environment import Environment, discover, locate
+from sm120patch.errors import HostError, NotApplicableError, UsageError
+from sm120patch.operations.writing import check_name, write_new
+from sm120patch.tuning import child, local, record
+from sm120patch.tuning.record import Record, Shape
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A local set as it was written."""
+
+    set_id: str
+    record: Record
+    catalogue: Path
+    written: tuple[str, ...]
+
+
+def read_record(path: Path) -> Record:
+    """Read a record of an earlier run. Raises UsageError that lists every fault."""
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(record.MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    return _checked(record.read(text), str(path))
+
+
+def _checked(found: Record | list[str], origin: str) -> Record:
+    if isinstance(found, Record):
+        return found
+    raise UsageError(
+        "\n".join([f"{origin} is no usable record:", *(f"  - {f}" for f in found)]),
+        hint="measure again with `sm120patch tune`; values are never filled in",
+        code="bad-record",
+        details={"faults": found},
+    )
+
+
+def measure(
+    env: str | None,
+    python: str | None,
+    shapes: Sequence[Shape],
+    max_tokens: int,
+    environ: Mapping[str, str],
+    timeout: float,
+) -> Record:
+    """Run the autotuner of the environment's FlashInfer over `shapes`; minutes, and the GPU.
+
+    Raises NotApplicableError where nothing would read the result, HostError when it cannot be run.
+    """
+    environment = discover(locate(env, python, environ), environ)
+    require_reader(environment)
+    request = {"shapes": [asdict(s) for s in shapes], "max_tokens": max_tokens}
+    answer = _run(environment.python, request, environ, timeout)
+    if "error" in answer:
+        raise HostError(f"{environment.python}: {answer['error']}", hint="tune on the GPU's host")
+    return _checked(record.read(json.dumps(answer).encode()), "the autotuner's result")
+
+
+def require_reader(environment: Environment) -> None:
+    """Raise NotApplicableError unless the installed versions would read a tuning file."""
+    flashinfer = environment.installations.get("flashinfer-python")
+    if flashinfer is None:
+        raise HostError(
+            f"flashinfer-python is not installed in {environment.prefix}:"
+            f" {environment.missing.get('flashinfer-python', 'not found')}"
+        )
+    sglang = environment.installations.get("sglang")
+    version = None if sglang is None else versions.installed(sglang.version)
+    if sglang is not None and (version is None or version not in versions.parse(local.SGLANG)):
+        raise NotApplicableError(
+            f"SGLang {sglang.version} runs FlashInfer's autotuner at start and keeps the result in"
+            " a JSON cache of its own, which wins over a tuning file",
+            hint="let SGLANG_CACHE_DIR name a directory that survives restarts; nothing to patch",
+        )
+    try:
+        record.range_for(flashinfer.version)
+    except ValueError as error:
+        raise NotApplicableError(
+            str(error), hint="set SGLANG_CACHE_DIR, or use `autotune(cache=...)` of FlashInfer"
+        ) from error
+
+
+def _run(
+    python: Path, request: Mapping[str, object], environ: Mapping[str, str], timeout: float
+) -> dict[str, Any]:
+    code = Path(child.__file__).read_text(encoding="utf-8")
+    # With the variable set FlashInfer would answer from a file what is to be measured.
+    variables = {name: value for name, value in environ.items() if name != local.VARIABLE}
+    command = [str(python), "-I", "-c", code, json.dumps(request)]
+    try:
+        done = subprocess.run(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostError(f"running FlashInfer's autotuner in {python}: {error}") from error
+    output = done.stdout.decode("utf-8", "replace")
+    try:
+        answer = json.loads(output.rpartition(child.BEGIN)[2].partition(child.END)[0])
+    except ValueError:
+        answer = None
+    if done.returncode == 0 and isinstance(answer, dict):
+        return answer
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    raise HostError(
+        f"FlashInfer's autotuner failed in {python} (exit status {done.returncode}):"
+        f" {(lines or ['no message'])[-1]}",
+        hint="nothing was written; the last lines it wrote are in `details` with --output json",
+        details={"output": lines[-30:]},
+    )
+
+
+def keep(found: Record, set_id: str, catalogue: Path, today: str, *, force: bool = False) -> Tuned:
+    """Write the set of a record; `today` is the ISO date of the comparison with upstream.
+
+    Raises UsageError when a file exists already and `force` is not given.
+    """
+    check_name(set_id)
+    files = local.files(found, set_id, today)
+
+    def payload(name: str) -> bytes:
+        return files[f"patches/{name}"]
+
+    manifest.parse(files[f"manifests/{set_id}.toml"], f"{set_id}.toml", payload)
+    write_new(files, catalogue, force=force)
+    return Tuned(set_id, found, catalogue, tuple(sorted(files)))

@@ -1,0 +1,97 @@
+"""Runs FlashInfer's autotuner over MoE layers inside the target's interpreter.
+
+Runs as `EXE -I -c <this text> JSON`, so it imports nothing of ours. It uses the GPU that torch
+calls device 0, the one whose name FlashInfer looks for, and writes nothing but its answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+BEGIN = "<<<sm120patch "
+END = " sm120patch>>>"
+
+
+def round_up(value: int, unit: int) -> int:
+    """Next multiple of `unit`."""
+    return (value + unit - 1) // unit * unit
+
+
+def layer(torch: Any, shape: dict[str, int], tokens: int) -> dict[str, Any]:
+    """Arguments of one call, with the layouts that SGLang passes for NVFP4 checkpoints.
+
+    Contents do not matter to which tactic is fastest; block scales are finite and positive.
+    """
+    experts, hidden = shape["experts"], shape["hidden"]
+    inner, top_k = shape["intermediate"], shape["top_k"]
+    cuda = {"device": "cuda:0"}
+
+    def packed(rows: int, columns: int) -> Any:
+        size = (experts, rows, columns // 2)
+        return torch.randint(0, 256, size, dtype=torch.uint8, **cuda).view(torch.long)
+
+    def scales(rows: int, columns: int) -> Any:
+        size = (experts, round_up(rows, 128), round_up(columns // 16, 4))
+        return torch.ones(size, **cuda).to(torch.float8_e4m3fn).view(torch.int32)
+
+    one = torch.ones((), dtype=torch.float32, **cuda)
+    each = torch.ones((experts,), dtype=torch.float32, **cuda)
+    size = (round_up(tokens, 128), round_up(hidden // 16, 4))
+    return {
+        "input": torch.randint(0, 256, (tokens, hidden // 2), dtype=torch.uint8, **cuda),
+        "input_sf": torch.ones(size, **cuda).to(torch.float8_e4m3fn).view(torch.uint8),
+        "token_selected_experts": torch.rand((tokens, experts), **cuda)
+        .topk(top_k, dim=1)
+        .indices.to(torch.int),
+        "token_final_scales": torch.full((tokens, top_k), 1.0 / top_k, **cuda),
+        "fc1_expert_weights": packed(2 * inner, hidden),
+        "fc2_expert_weights": packed(hidden, inner),
+        "output_dtype": torch.bfloat16,
+        "quant_scales": [one, scales(2 * inner, hidden), each, one, scales(hidden, inner), each],
+    }
+
+
+def measured(tuner: Any) -> list[list[Any]]:
+    """Every result of the autotuner, keyed as its loader of tuning files spells keys."""
+    entries = []
+    for key, (runner, tactic, *_) in tuner.profiling_cache.items():
+        entries.append([str((key[0], key[1], key[3])), int(runner), int(tactic)])
+    return entries
+
+
+def main() -> None:
+    """Tune every layer of argv[1] and write one JSON object."""
+    request = json.loads(sys.argv[1])
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        answer: dict[str, Any] = {"error": "torch finds no CUDA device"}
+    else:
+        flashinfer: Any = importlib.import_module("flashinfer")
+        autotuner: Any = importlib.import_module("flashinfer.autotuner")
+        moe: Any = importlib.import_module("flashinfer.fused_moe")
+        for shape in request["shapes"]:
+            with torch.inference_mode(), autotuner.autotune(True):
+                moe.cutlass_fused_moe(
+                    **layer(torch, shape, request["max_tokens"]),
+                    tune_max_num_tokens=request["max_tokens"],
+                )
+            torch.cuda.synchronize()
+        major, minor = torch.cuda.get_device_capability(0)
+        answer = {
+            "schema": 1,
+            "flashinfer": flashinfer.__version__,
+            "nvfp4_cutlass_version": autotuner._nvfp4_cutlass_version,
+            "device": torch.cuda.get_device_name(0),
+            "capability": f"{major}.{minor}",
+            "software": {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)},
+            "entries": measured(autotuner.AutoTuner.get()),
+            **request,
+        }
+    sys.stdout.write(BEGIN + json.dumps(answer) + END)
+
+
+if __name__ == "__main__":
+    main()
