@@ -41,14 +41,32 @@ class Function:
 
 
 @dataclass(frozen=True)
-class FromImport:
-    """The `from MODULE import ...` of the module's top level that brings in `having`."""
+class Class:
+    """A class of the module, to say where a `Branch` is when releases renamed its method."""
 
-    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"class {self.name}"
+
+    def find(self, tree: ast.Module) -> list[ast.stmt]:
+        """Conditional definitions count, as with functions."""
+        found = (s for s in statements(tree.body) if _defines(s, self.name))
+        return [s for s in found if isinstance(s, ast.ClassDef)]
+
+
+@dataclass(frozen=True)
+class FromImport:
+    """The `from MODULE import ...` of the module's top level that brings in `having`.
+
+    `module` None: whichever module it comes from, where releases moved it.
+    """
+
+    module: str | None
     having: str
 
     def __str__(self) -> str:
-        return f"`from {self.module} import ... {self.having}`"
+        return f"`from {self.module or '...'} import ... {self.having}`"
 
     def find(self, tree: ast.Module) -> list[ast.stmt]:
         """Imports inside a function, `if` or `try` do not count: they bind something else."""
@@ -56,7 +74,8 @@ class FromImport:
             s
             for s in tree.body
             if isinstance(s, ast.ImportFrom)
-            and (s.module, s.level) == (self.module, 0)
+            and s.level == 0
+            and self.module in (None, s.module)
             and any(a.name == self.having and a.asname is None for a in s.names)
         ]
 
@@ -79,11 +98,11 @@ class Assignment:
 class Branch:
     """The `if` inside `within` that is known by what it does and what it asks.
 
-    `sets` is a statement directly in its body, `asks` an expression somewhere in its condition.
+    `sets` is a statement at any depth of its body, `asks` an expression somewhere in its condition.
     Text alone would not do: one release holds the same condition for an unrelated feature.
     """
 
-    within: Function
+    within: Scope
     sets: str
     asks: str
 
@@ -91,13 +110,13 @@ class Branch:
         return f"the `if` of {self.within} that leads to `{self.sets}`"
 
     def find(self, tree: ast.Module) -> list[ast.stmt]:
-        """Look at every depth of the function."""
+        """Look at every depth of the place it is in."""
         return [
             node
-            for function in self.within.find(tree)
-            for node in ast.walk(function)
+            for place in self.within.find(tree)
+            for node in ast.walk(place)
             if isinstance(node, ast.If)
-            and any(same(s, self.sets) for s in node.body)
+            and any(occurrences(s, self.sets) for s in node.body)
             and occurrences(node.test, self.asks)
         ]
 

@@ -36,6 +36,7 @@ from sm120patch._conditions import (
     guarded,
     has,
     imports,
+    imports_beside,
     lacks,
     lists,
 )
@@ -48,7 +49,7 @@ from sm120patch._edits import (
     replace,
     widen,
 )
-from sm120patch._scopes import Assignment, Branch, FromImport, Function, Scope, places
+from sm120patch._scopes import Assignment, Branch, Class, FromImport, Function, Scope, places
 from sm120patch._slices import Source, Span, cut, read, span_of, splice
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, EditResult, Refused, Unchanged
@@ -56,6 +57,7 @@ from sm120patch.model import Changed, EditResult, Refused, Unchanged
 __all__ = [
     "Assignment",
     "Branch",
+    "Class",
     "Codemod",
     "Condition",
     "Edit",
@@ -72,6 +74,7 @@ __all__ = [
     "guarded",
     "has",
     "imports",
+    "imports_beside",
     "insert_after",
     "lacks",
     "lists",

@@ -123,11 +123,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Window:
-    """Versions for which a change has nothing to do, and why."""
+    """Versions for which a change has no variant although they are known, and why."""
 
     versions: str
     outcome: str
-    """`upstream` (the target already has it) or `not-needed` (the gate does not exist there)."""
+    """`upstream` (the target already has it), `not-needed` (the gate does not exist there) or
+    `not-applicable` (nothing that can be patched would make it work there)."""
     reason: str
 
 

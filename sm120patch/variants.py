@@ -12,6 +12,7 @@ from sm120patch.model import (
     Engagement,
     Launch,
     LaunchOptions,
+    Outcome,
     PatchSet,
     PayloadKind,
     Refused,
@@ -25,7 +26,7 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
     """Return what the change means for the installed versions (distribution -> version), and why.
 
     A Variant is to be applied, a Window says that there is nothing to do, None that the change
-    knows nothing about this version; then the reason says what it knows.
+    cannot be made for this version; then the reason says why, or that nothing is known about it.
     """
     found = installed.get(change.target)
     if found is None:
@@ -38,11 +39,12 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
         if version not in versions.parse(candidate.versions):
             continue
         if isinstance(candidate, Window):
-            return candidate, candidate.reason
+            known = None if candidate.outcome == Outcome.NOT_APPLICABLE.value else candidate
+            return known, candidate.reason
         unmet = _unmet(candidate.requires, installed)
         return (None, unmet) if unmet else (candidate, f"{change.target} {found}")
-    known = " or ".join(v.versions for v in change.variants)
-    return None, f"nothing is known about {change.target} {found}; it is for {known}"
+    ranges = " or ".join(v.versions for v in change.variants)
+    return None, f"nothing is known about {change.target} {found}; it is for {ranges}"
 
 
 def launch_for(patch_set: PatchSet, installed: Mapping[str, str]) -> Launch:

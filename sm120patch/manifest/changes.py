@@ -119,7 +119,7 @@ def _payload(
 def _window(table: Table) -> Window:
     window = Window(
         versions=read_range(table),
-        outcome=table.choice("outcome", ("upstream", "not-needed")),
+        outcome=table.choice("outcome", ("upstream", "not-needed", "not-applicable")),
         reason=table.text("reason", pattern=ONE_LINE),
     )
     table.finish()
