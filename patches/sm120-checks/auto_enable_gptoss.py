@@ -23,5 +23,6 @@ CODEMOD = Codemod(
         imports_beside("is_sm120_supported", "is_sm100_supported"),
         accepts(AUTO_ENABLE, SM100, "is_sm120_supported()"),
         has(AUTO_ENABLE, SM100, 1),
+        has(AUTO_ENABLE, "is_sm120_supported()", 1),
     ),
 )

@@ -40,5 +40,6 @@ CODEMOD = Codemod(
         assigns("_is_sm120_supported", "is_cuda() and is_sm120_supported()"),
         accepts(GATE, "_is_sm100_supported", "_is_sm120_supported"),
         has(GATE, "_is_sm100_supported", 1),
+        has(GATE, "_is_sm120_supported", 1),
     ),
 )
