@@ -283,6 +283,24 @@ def helper(data: bytes) -> str:
     return OPEN if exported and majors else CLOSED
 
 
+def autotune_list(data: bytes) -> str:
+    """SG.B1: the MoE backends that are tuned before the CUDA graphs are captured."""
+    tree = ast.parse(data)
+    names = ("_should_run_flashinfer_autotune", "should_run_flashinfer_autotune")
+    found = [f for name in names for f in functions(tree, name)]
+    lists = [
+        ast.literal_eval(node.comparators[0])
+        for function in found
+        for node in ast.walk(function)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.comparators[0], ast.List)
+        and "flashinfer_mxfp4" in ast.unparse(node)
+    ]
+    if not lists:
+        return ABSENT
+    return OPEN if len(lists) == 1 and "flashinfer_cutlass" in lists[0] else CLOSED
+
+
 # --- FlashInfer ----------------------------------------------------------------------------------
 
 
@@ -403,6 +421,14 @@ GATES: dict[str, tuple[tuple[str, ...], Callable[[bytes], str]]] = {
     "SG.A2": ((OVERRIDES, SERVER_ARGS), auto_enable),
     "SG.A3": ((COMM_FUSION,), resolver),
     "SG.A4": ((COMM_FUSION,), preflight),
+    "SG.B1": (
+        (
+            "sglang/srt/model_executor/runner/flashinfer_autotune.py",
+            "sglang/srt/model_executor/runner/base_runner.py",
+            MODEL_RUNNER,
+        ),
+        autotune_list,
+    ),
     "SG.H1": (HELPERS, helper),
     "FI.A1": ((f"{INCLUDE}/trtllm_allreduce.cuh",), header_gates),
     "FI.A2": ((JIT_COMM, TRTLLM_AR), jit_arch_list),

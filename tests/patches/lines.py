@@ -22,6 +22,7 @@ AUTO_ENABLE_PLATFORM = "sm120-checks/auto_enable_platform.py"
 JIT_SM120A = "allreduce-arch-gate/jit_sm120a.py"
 JIT_ARCH_LIST = "allreduce-arch-gate/jit_arch_list.py"
 MULTICAST = "allreduce-arch-gate/multicast.py"
+AUTOTUNE_LIST = "cutlass-autotune/autotune_list.py"
 HEADER_GATES = "allreduce-arch-gate/header_gates.patch"
 
 IMPORT = ["+    is_sm120_supported,"]
@@ -65,6 +66,7 @@ ONLY_SM100 = [
     "-                _is_sm100_supported",
     "+                (_is_sm100_supported or _is_sm120_supported)",
 ]
+NOTE = "# TODO: flashinfer_cutlass will cause some flashinfer compilation errors. To be fixed."
 UNICAST = "# The TRTLLM workspace is unicast, multicast would only round it up further."
 REVERSED = wider(16, "_is_sm100_supported or _is_sm90_supported", "_is_sm120_supported")
 FLAGS = "        extra_cuda_cflags=sm100a_nvcc_flags if has_sm100 else"
@@ -154,6 +156,13 @@ LINES: dict[str, tuple[list[str], ...]] = {
             "+            self._mc_granularity = alloc_granularity",
             "+            return allocation_prop, None",
             "+",
+        ],
+    ),
+    AUTOTUNE_LIST: (
+        [
+            f"-            {NOTE}",
+            '-            # "flashinfer_cutlass",',
+            '+            "flashinfer_cutlass",',
         ],
     ),
     HEADER_GATES: (

@@ -22,6 +22,7 @@ from tests.patches.lines import (
     AUTO_ENABLE_GPTOSS_IMPORT,
     AUTO_ENABLE_OVERRIDES,
     AUTO_ENABLE_PLATFORM,
+    AUTOTUNE_LIST,
     CAPABILITY_HELPER,
     JIT_ARCH_LIST,
     JIT_SM120A,
@@ -75,6 +76,7 @@ TABLE = (
     (JIT_SM120A, "FI.A2", gates.TRTLLM_AR, ("0.2.10", "0.3.0", "0.2.9", "0.2.12"), 2),
     (JIT_ARCH_LIST, "FI.A2", gates.TRTLLM_AR, ("0.4.0rc3", "0.3.1", "0.3.1.post1"), 1),
     (JIT_ARCH_LIST, "FI.A2", gates.JIT_COMM, ("0.6.3", "0.6.12", "0.4.0", "0.4.1", "0.6.6"), 2),
+    (AUTOTUNE_LIST, "SG.B1", gates.MODEL_RUNNER, ("0.5.7", "0.5.12.post1"), 1),
     (MULTICAST, "FI.A4-M1", gates.MNNVL, ("0.6.7.post3", "0.6.8.post1", *FLASHINFER[:4]), 2),
 )
 """Payload, gate, file, releases it is for, and how many of those are in the fast run."""
@@ -162,7 +164,7 @@ def test_helper_exists_where_the_payloads_import_it_from(version: str) -> None:
     assert b"from sglang.srt.utils.common import *" in package
 
 
-@pytest.mark.parametrize("payload", [RUNTIME_GATE, PREFLIGHT, MULTICAST])
+@pytest.mark.parametrize("payload", [RUNTIME_GATE, PREFLIGHT, MULTICAST, AUTOTUNE_LIST])
 def test_windows_line_ends_survive_on_real_files(payload: str) -> None:
     gate, path, version = PLACE[payload]
     before = published(path, version)

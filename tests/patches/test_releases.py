@@ -26,9 +26,9 @@ from sm120patch.model import (
     sha256_hex,
 )
 from sm120patch.operations.staging import after_history
-from sm120patch.planner import Request, make_plan
+from sm120patch.planner import Refusal, Request, make_plan
 from tests.patches import gates
-from tests.patches.lines import LINES, line_edits
+from tests.patches.lines import AUTOTUNE_LIST, LINES, line_edits
 from tests.support import wheels
 from tests.support.wheels import PINS
 
@@ -115,14 +115,21 @@ def known() -> Catalogue:
     return catalogues.load()
 
 
-def make(known: Catalogue, release: Release, past: History, *selected: str) -> Plan:
-    """Plan `allreduce-fusion` with the planner, from all files that any variant names."""
+def attempt(
+    known: Catalogue, release: Release, past: History, name: str, *selected: str
+) -> Plan | Refusal:
+    """Ask the planner, with all files that any variant names."""
     paths: dict[str, set[str]] = {target: set() for target in release.versions}
-    for name in known.closure(["allreduce-fusion"]):
-        for change in known.get(name).changes:
+    for member in known.closure([name]):
+        for change in known.get(member).changes:
             paths[change.target] |= {v.path for v in change.variants}
-    request = Request("apply", ("allreduce-fusion",), selected)
-    result = make_plan(known, release.snapshot(paths), past, request)
+    request = Request("apply", (name,), selected)
+    return make_plan(known, release.snapshot(paths), past, request)
+
+
+def make(known: Catalogue, release: Release, past: History, *selected: str) -> Plan:
+    """Plan `allreduce-fusion`; no release may be without a plan."""
+    result = attempt(known, release, past, "allreduce-fusion", *selected)
     assert isinstance(result, Plan), result
     return result
 
@@ -279,6 +286,45 @@ def test_sglang_releases_nobody_looked_at_are_not_planned(known: Catalogue, vers
         variant, said = catalogues.choose(change, installed)
         assert variant is None
         assert "nothing is known" in said
+
+
+# --- cutlass-autotune -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sglang", every(fast=("0.5.5.post3", "0.5.6", "0.5.7", "0.5.12.post1", "0.5.14", "0.5.23"))
+)
+def test_the_cutlass_backend_is_tuned_or_the_reason_named(known: Catalogue, sglang: str) -> None:
+    release = Release(sglang)
+    before = found(release, "SG.B1")
+    result = attempt(known, release, History(), "cutlass-autotune")
+    launch = catalogues.launch_for(known.get("cutlass-autotune"), release.versions)
+    if sglang in since("0.5.0rc0", "0.5.5.post3"):
+        assert isinstance(result, Refusal)
+        assert result.kind == "not-applicable"
+        assert "before 0.5.6" in result.reasons[0]
+        assert before is None
+        assert b"flashinfer_autotune" not in (release.pristine(gates.MODEL_RUNNER) or b"")
+        return
+    assert isinstance(result, Plan)
+    if sglang not in since("0.5.7", "0.5.12.post1"):
+        assert (result.files, launch.args) == ((), ())
+        assert before == (gates.OPEN if sglang in since("0.5.13") else None)
+        return
+    assert before == gates.CLOSED
+    (step,) = result.files
+    apply(release, result)
+    assert found(release, "SG.B1") == gates.OPEN
+    compile(step.after, step.path, "exec", dont_inherit=True)
+    assert sorted(line_edits(step.before, step.after)) in sums([AUTOTUNE_LIST])
+    assert launch.args == ("--moe-runner-backend", "flashinfer_cutlass")
+    args = release.pristine(gates.SERVER_ARGS) or b""
+    assert all(f'"{option}"'.encode() in args for option in launch.strip)
+    assert re.search(rb'^MOE_RUNNER_BACKEND_CHOICES = [^\]]*"flashinfer_cutlass"', args, re.M)
+    (probe,) = catalogues.engagement_for(known.get("cutlass-autotune"), release.versions)
+    said = gates.messages(step.after)["info"]
+    assert probe.log is not None
+    assert len([text for text in said if re.search(probe.log, text)]) == 1
 
 
 # --- launch and engagement ------------------------------------------------------------------------
