@@ -25,6 +25,17 @@ def imports(module: str, name: str) -> Condition:
     return check
 
 
+def imports_beside(name: str, sibling: str) -> Condition:
+    """The module's top level imports `name` from where it imports `sibling`, without renaming."""
+
+    def check(tree: ast.Module) -> list[str]:
+        found = FromImport(None, having=sibling).find(tree)
+        both = [s for s in found if s in FromImport(None, having=name).find(tree)]
+        return [] if both else [f"{name} is not imported from where {sibling} is"]
+
+    return check
+
+
 def assigns(name: str, value: str) -> Condition:
     """The module's top level binds `name` once, to `value`."""
 

@@ -36,12 +36,14 @@ class Edit:
 
 
 def widen(condition: str, alternative: str) -> Edit:
-    """Make `A or B` into `A or B or C`, laid out as the operands before it."""
+    """Make `A or B` into `A or B or C`, laid out as the operands before it; `A` into `(A or C)`."""
 
     def change(node: cst.CSTNode) -> cst.CSTNode:
         import libcst as cst
 
-        assert isinstance(node, cst.BooleanOperation)
+        if not (isinstance(node, cst.BooleanOperation) and isinstance(node.operator, cst.Or)):
+            code = cst.Module(()).code_for_node(node)
+            return cst.parse_expression(f"({code} or {alternative})")
         return cst.BooleanOperation(
             left=node.with_changes(lpar=(), rpar=()),
             operator=node.operator,
@@ -191,20 +193,31 @@ def add_name(name: str, after: str) -> Edit:
 
 
 def add_sibling(renamed: Mapping[str, str]) -> Edit:
-    """Repeat a statement on the next line with other names, comments left out."""
+    """Repeat a statement or function behind itself with other names and integers.
+
+    Comments before and behind it are left out. A function gets the two blank lines of PEP 8.
+    """
 
     def apply(module: cst.Module) -> tuple[cst.Module, int]:
         import libcst as cst
 
+        blank = cst.EmptyLine(indent=False)
+
         def rename(node: cst.CSTNode) -> cst.CSTNode:
-            assert isinstance(node, cst.Name)
+            assert isinstance(node, cst.Name | cst.Integer)
             return node.with_changes(value=renamed[node.value])
 
         def change(node: cst.CSTNode) -> cst.FlattenSentinel[cst.BaseStatement]:
-            assert isinstance(node, cst.SimpleStatementLine)
-            bare = node.with_changes(leading_lines=(), trailing_whitespace=cst.TrailingWhitespace())
+            assert isinstance(node, cst.SimpleStatementLine | cst.FunctionDef)
+            function = isinstance(node, cst.FunctionDef)
+            bare = node.with_changes(leading_lines=(blank, blank) if function else ())
+            if not function:
+                bare = bare.with_changes(trailing_whitespace=cst.TrailingWhitespace())
             copy, _ = _rewrite(
-                cst.Module((bare,)), cst.Name, lambda n: getattr(n, "value", "") in renamed, rename
+                cst.Module((bare,)),
+                (cst.Name, cst.Integer),
+                lambda n: getattr(n, "value", "") in renamed,
+                rename,
             )
             return cst.FlattenSentinel([node, *copy.body])
 
@@ -212,7 +225,7 @@ def add_sibling(renamed: Mapping[str, str]) -> Edit:
             words = set(re.findall(r"\w+", cst.Module(()).code_for_node(node)))
             return words.issuperset(renamed)
 
-        return _rewrite(module, cst.SimpleStatementLine, matches, change)
+        return _rewrite(module, (cst.SimpleStatementLine, cst.FunctionDef), matches, change)
 
     return Edit(f"a statement with {', '.join(renamed)}", apply)
 
@@ -222,7 +235,7 @@ def add_sibling(renamed: Mapping[str, str]) -> Edit:
 
 def _rewrite(
     module: cst.Module,
-    kind: type[cst.CSTNode],
+    kind: type[cst.CSTNode] | tuple[type[cst.CSTNode], ...],
     matches: Callable[[cst.CSTNode], bool],
     change: Change,
 ) -> tuple[cst.Module, int]:

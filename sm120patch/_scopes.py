@@ -42,7 +42,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Class:
-    """A class of the module, its decorators included."""
+    """A class of the module, its decorators included; also says where a `Branch` is."""
 
     name: str
 
@@ -51,20 +51,22 @@ class Class:
 
     def find(self, tree: ast.Module) -> list[ast.stmt]:
         """Conditional definitions count, as with functions."""
-        return [
-            s for s in statements(tree.body) if isinstance(s, ast.ClassDef) and s.name == self.name
-        ]
+        found = (s for s in statements(tree.body) if _defines(s, self.name))
+        return [s for s in found if isinstance(s, ast.ClassDef)]
 
 
 @dataclass(frozen=True)
 class FromImport:
-    """The `from MODULE import ...` of the module's top level that brings in `having`."""
+    """The `from MODULE import ...` of the module's top level that brings in `having`.
 
-    module: str
+    `module` None: whichever module it comes from, where releases moved it.
+    """
+
+    module: str | None
     having: str
 
     def __str__(self) -> str:
-        return f"`from {self.module} import ... {self.having}`"
+        return f"`from {self.module or '...'} import ... {self.having}`"
 
     def find(self, tree: ast.Module) -> list[ast.stmt]:
         """Imports inside a function, `if` or `try` do not count: they bind something else."""
@@ -72,7 +74,8 @@ class FromImport:
             s
             for s in tree.body
             if isinstance(s, ast.ImportFrom)
-            and (s.module, s.level) == (self.module, 0)
+            and s.level == 0
+            and self.module in (None, s.module)
             and any(a.name == self.having and a.asname is None for a in s.names)
         ]
 
@@ -99,7 +102,7 @@ class Branch:
     Text alone would not do: one release holds the same condition for an unrelated feature.
     """
 
-    within: Function
+    within: Scope
     sets: str
     asks: str
 
@@ -107,11 +110,11 @@ class Branch:
         return f"the `if` of {self.within} that leads to `{self.sets}`"
 
     def find(self, tree: ast.Module) -> list[ast.stmt]:
-        """Look at every depth of the function."""
+        """Look at every depth of the place it is in."""
         return [
             node
-            for function in self.within.find(tree)
-            for node in ast.walk(function)
+            for place in self.within.find(tree)
+            for node in ast.walk(place)
             if isinstance(node, ast.If)
             and any(occurrences(s, self.sets) for s in node.body)
             and occurrences(node.test, self.asks)

@@ -36,6 +36,7 @@ from sm120patch._conditions import (
     guarded,
     has,
     imports,
+    imports_beside,
     lacks,
     lists,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "guarded",
     "has",
     "imports",
+    "imports_beside",
     "insert_after",
     "lacks",
     "lists",

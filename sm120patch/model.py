@@ -129,12 +129,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Window:
-    """Versions for which a change has nothing to do, and why."""
+    """Versions for which a change has no variant although they are known, and why."""
 
     versions: str
     outcome: str
-    """`upstream` (the target already has it), `not-needed` (the gate does not exist there) or
-    `refused` (the change would be wrong there, for instance because upstream decided otherwise)."""
+    """`upstream` (the target already has it), `not-needed` (the gate does not exist there),
+    `not-applicable` (nothing that can be patched would make it work there) or `refused` (the
+    change would be wrong there, for instance because upstream decided otherwise)."""
     reason: str
 
 

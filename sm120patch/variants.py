@@ -22,12 +22,15 @@ from sm120patch.model import (
     Window,
 )
 
+_CLOSED = ("not-applicable", "refused")
+"""Outcomes of a window for which there is no change, and a reason why."""
+
 
 def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Window | None, str]:
     """Return what the change means for the installed versions (distribution -> version), and why.
 
     A Variant is to be applied, a Window says that there is nothing to do, None that the change
-    must not be made for this version, or knows nothing about it; the reason says which.
+    cannot or must not be made for this version, or knows nothing about it; the reason says which.
     """
     found = installed.get(change.target)
     if found is None:
@@ -40,11 +43,11 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
         if version not in versions.parse(candidate.versions):
             continue
         if isinstance(candidate, Window):
-            return (None if candidate.outcome == "refused" else candidate), candidate.reason
+            return (None if candidate.outcome in _CLOSED else candidate), candidate.reason
         unmet = _unmet(candidate.requires, installed)
         return (None, unmet) if unmet else (candidate, f"{change.target} {found}")
-    known = " or ".join(v.versions for v in change.variants)
-    return None, f"nothing is known about {change.target} {found}; it is for {known}"
+    ranges = " or ".join(v.versions for v in change.variants)
+    return None, f"nothing is known about {change.target} {found}; it is for {ranges}"
 
 
 def advice_for(patch_set: PatchSet, installed: Mapping[str, str]) -> tuple[Advice | None, str]:

@@ -14,6 +14,7 @@ ReadPayload = Callable[[str], bytes]
 _ADDED = (".py", ".json")
 """Kinds of files that may be added: data that Python code looks for, never an input of a build."""
 _SHA256 = r"[0-9a-f]{64}"
+_OUTCOMES = ("upstream", "not-needed", "not-applicable", "refused")
 
 
 def read_changes(root: Table, set_id: str, read_payload: ReadPayload) -> tuple[Change, ...]:
@@ -122,7 +123,7 @@ def _payload(
 def _window(table: Table) -> Window:
     window = Window(
         versions=read_range(table),
-        outcome=table.choice("outcome", ("upstream", "not-needed", "refused")),
+        outcome=table.choice("outcome", _OUTCOMES),
         reason=table.text("reason", pattern=ONE_LINE),
     )
     table.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from sm120patch import catalogue
 from sm120patch.model import Changed, Variant
-from tests.support.wheels import wheel
+from tests.support.wheels import sdist, wheel
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,14 +41,40 @@ template cudaError_t allreduce_fusion_kernel_launcher<
 """
 
 
-@pytest.fixture(scope="module", params=["0.6.3", "0.6.12"])
-def headers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The include directories of a release, as published."""
-    root = tmp_path_factory.mktemp(f"flashinfer-{request.param}")
-    with zipfile.ZipFile(wheel("flashinfer-python", request.param)) as archive:
-        names = [n for n in archive.namelist() if n.startswith((INCLUDE, SPDLOG))]
-        archive.extractall(root, names)
+FUSED_OPERATION = """\
+#include <array>
+#include <flashinfer/comm/trtllm_allreduce_fusion.cuh>
+namespace flashinfer::trtllm_allreduce_fusion {
+template cudaError_t allreduce_fusion_kernel_launcher<
+    AllReduceFusionPattern::kARResidualRMSNormFP4Quant, __nv_bfloat16, 2, true>(
+    AllReduceFusionParams<__nv_bfloat16> const&, bool);
+}
+"""
+"""The pattern that converts to FP4; the module holds it although SGLang does not use it."""
+
+
+def unpack(version: str, root: Path) -> Path:
+    """Lay out the include directories of a release, as published; spdlog of 0.6.3 for old ones."""
+    spdlog = version
+    if version < "0.4":
+        spdlog = "0.6.3"
+        with tarfile.open(sdist("flashinfer-python", version)) as archive:
+            for member in archive:
+                name = member.name.partition("/")[2]
+                if name.startswith("include/") and (file := archive.extractfile(member)):
+                    path = root / "flashinfer/data" / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(file.read())
+    with zipfile.ZipFile(wheel("flashinfer-python", spdlog)) as archive:
+        wanted = (SPDLOG,) if spdlog != version else (INCLUDE, SPDLOG)
+        archive.extractall(root, [n for n in archive.namelist() if n.startswith(wanted)])
     return root
+
+
+@pytest.fixture(scope="module", params=["0.2.10", "0.6.3", "0.6.12"])
+def headers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The include directories of a release."""
+    return unpack(request.param, tmp_path_factory.mktemp(f"flashinfer-{request.param}"))
 
 
 def patch(headers: Path, change_id: str) -> None:
@@ -69,6 +96,7 @@ def compiled(source: str, headers: Path, directory: Path, *options: str) -> str:
          "-isystem", headers / SPDLOG, "unit.cu", "-o", "unit.out"],
         cwd=directory,
         check=True,
+        stderr=subprocess.PIPE,
     )  # fmt: skip
     return (directory / "unit.out").read_text(encoding="latin-1")
 
@@ -91,3 +119,15 @@ def test_the_clamped_launcher_compiles_for_sm120_and_sm90(headers: Path, tmp_pat
     codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("120a", "90a")]
     code = compiled(FUSED_LAUNCHER, headers, tmp_path, "-c", *codes)
     assert "cudaOccupancyMaxPotentialClusterSize" in code
+
+
+def test_plain_sm120_cannot_build_the_module_before_it_had_a_list(tmp_path: Path) -> None:
+    # FI.A2-J3a: why `jit_sm120a` names the architecture with its suffix
+    headers = unpack("0.2.10", tmp_path)
+    code = compiled(
+        FUSED_OPERATION, headers, tmp_path, "-c", "-gencode=arch=compute_120a,code=sm_120a"
+    )
+    assert "allreduce_fusion_kernel_oneshot_lamport" in code
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        compiled(FUSED_OPERATION, headers, tmp_path, "-c", "-gencode=arch=compute_120,code=sm_120")
+    assert b"'cvt with .e2m1x2' not supported on .target 'sm_120'" in failed.value.stderr

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from sm120patch import catalogue, unified
 from sm120patch.model import Changed, Unchanged, Variant
-from tests.support.wheels import PAIRS, wheel
+from tests.support.wheels import PAIRS, published
 
 pytestmark = pytest.mark.network
 
 HEADERS = "flashinfer/data/include/flashinfer/comm"
 GATE = b" && (__CUDA_ARCH__ < 1200)"
 RELEASES = [
-    *(pytest.param(version) for version in sorted(set(PAIRS.values()))),
+    *(pytest.param(version) for version in ("0.2.10", *sorted(set(PAIRS.values())))),
     *(
         pytest.param(version, marks=pytest.mark.slow)
-        for version in ("0.6.6", "0.6.7.post2", "0.6.8.post1", "0.6.12", "0.6.16.post4")
+        for version in (
+            "0.2.9", "0.2.11.post3", "0.2.13", "0.2.14.post1", "0.3.0", "0.3.1", "0.4.0rc3",
+            "0.4.0", "0.4.1", "0.5.0", "0.5.2", "0.5.3", "0.6.6", "0.6.7.post2", "0.6.8.post1",
+            "0.6.12", "0.6.14", "0.6.15.post1", "0.6.16.post4",
+        )
     ),
-]
+]  # fmt: skip
 """Releases that need the diffs: those of the fast run, and the rest of what SGLang pinned."""
 
 
 def read(version: str, path: str) -> bytes:
-    with zipfile.ZipFile(wheel("flashinfer-python", version)) as archive:
-        return archive.read(path)
+    data = published("flashinfer-python", version, path)
+    assert data is not None
+    return data
 
 
 def variant(change_id: str, version: str) -> Variant:

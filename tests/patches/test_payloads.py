@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,22 +15,34 @@ import pytest
 from sm120patch import codemod
 from sm120patch.model import Changed, Refused, Unchanged
 from tests.patches import gates
-from tests.support.wheels import wheel
+from tests.patches.lines import (
+    AUTO_ENABLE,
+    AUTO_ENABLE_BACKEND,
+    AUTO_ENABLE_GPTOSS,
+    AUTO_ENABLE_GPTOSS_IMPORT,
+    AUTO_ENABLE_OVERRIDES,
+    AUTO_ENABLE_PLATFORM,
+    AUTOTUNE_LIST,
+    CAPABILITY_HELPER,
+    JIT_ARCH_LIST,
+    JIT_SM120A,
+    LINES,
+    MULTICAST,
+    PREFLIGHT,
+    RESOLVER,
+    RESOLVER_PLATFORM,
+    RUNTIME_GATE,
+    RUNTIME_GATE_INLINE,
+    RUNTIME_GATE_PLATFORM,
+    RUNTIME_GATE_RENAMED,
+    RUNTIME_GATE_SM100,
+    line_edits,
+)
+from tests.support import wheels
 
 pytestmark = pytest.mark.network
 
 PATCHES = Path(__file__).parents[2] / "patches"
-OVERRIDES = "sglang/srt/arg_groups/overrides.py"
-SERVER_ARGS = gates.GATES["SG.A2"][0]
-
-RUNTIME_GATE = "sm120-checks/runtime_gate.py"
-PREFLIGHT = "sm120-checks/preflight.py"
-RESOLVER = "sm120-checks/resolver.py"
-AUTO_ENABLE = "sm120-checks/auto_enable.py"
-AUTO_ENABLE_BACKEND = "sm120-checks/auto_enable_backend.py"
-AUTO_ENABLE_OVERRIDES = "sm120-checks/auto_enable_overrides.py"
-JIT_ARCH_LIST = "allreduce-arch-gate/jit_arch_list.py"
-MULTICAST = "allreduce-arch-gate/multicast.py"
 
 SGLANG = (
     "0.5.8", "0.5.8.post1", "0.5.9", "0.5.10rc0", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12",
@@ -42,80 +52,43 @@ FLASHINFER = (
     "0.6.1", "0.6.3", "0.6.6", "0.6.7.post2", "0.6.7.post3", "0.6.8.post1", "0.6.11.post1",
     "0.6.12", "0.6.17",
 )  # fmt: skip
+OLD, MIDDLE, NEW = gates.HELPERS[::-1]
 
-IMPORT = ["+    is_sm120_supported,"]
-WIDER = [
-    "-{0}and (is_sm90_supported() or is_sm100_supported())",
-    "+{0}and (is_sm90_supported() or is_sm100_supported() or is_sm120_supported())",
-]
-LINES = {
-    RUNTIME_GATE: [
-        *IMPORT,
-        "+_is_sm120_supported = _is_cuda and is_sm120_supported()",
-        "-        (_is_sm90_supported or _is_sm100_supported)",
-        "+        (_is_sm90_supported or _is_sm100_supported or _is_sm120_supported)",
-    ],
-    PREFLIGHT: [
-        "+    err, multicast_supported = cuda_driver.cuDeviceGetAttribute(",
-        "+        cuda_driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,",
-        "+        prop.location.id,",
-        "+    )",
-        "+    if err != cuda_driver.CUresult.CUDA_SUCCESS:",
-        "+        raise RuntimeError(",
-        '+            "cuDeviceGetAttribute failed for FlashInfer "',
-        '+            f"workspace preflight: {err}"',
-        "+        )",
-        "+",
-        "+        if not multicast_supported:",
-        "+            # The TRTLLM workspace is unicast, multicast would only round it up further.",
-        "+            allocation_sizes.append(allocation_size)",
-        "+            continue",
-        "+",
-    ],
-    RESOLVER: [
-        *IMPORT,
-        "-    if not (is_sm90_supported() or is_sm100_supported()):",
-        "+    if not (is_sm90_supported() or is_sm100_supported() or is_sm120_supported()):",
-        '-            "FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs."',
-        '+            "FlashInfer allreduce fusion requires SM90, SM10X or SM12X NVIDIA GPUs."',
-    ],
-    AUTO_ENABLE: [line.format(" " * 12) for line in WIDER],
-    AUTO_ENABLE_BACKEND: [line.format(" " * 12) for line in WIDER],
-    AUTO_ENABLE_OVERRIDES: [line.format(" " * 8) for line in WIDER],
-    JIT_ARCH_LIST: [
-        "-        supported_major_versions=[9, 10]",
-        "+        supported_major_versions=[9, 10, 12]",
-    ],
-    MULTICAST: [
-        "+        self._enable_multicast = enable_multicast",
-        "-        if multicast_supported == 0:",
-        "+        if enable_multicast and multicast_supported == 0:",
-        "+        if not self._enable_multicast:",
-        "+            # No multicast object will be bound, so there is none to size for",
-        "+            self._mc_granularity = alloc_granularity",
-        "+            return allocation_prop, None",
-        "+",
-    ],
-}
-"""Payload -> every line it takes away and adds, in order: nothing else may differ."""
-
-TABLE = {
-    RUNTIME_GATE: ("SG.A1", gates.COMMUNICATOR, SGLANG, ("0.5.8", "0.5.12.post1", "0.5.18")),
-    PREFLIGHT: ("SG.A4", gates.COMM_FUSION, SGLANG[6:], ("0.5.11", "0.5.18")),
-    RESOLVER: ("SG.A3", gates.COMM_FUSION, SGLANG[11:], ("0.5.14", "0.5.18")),
-    AUTO_ENABLE: ("SG.A2", SERVER_ARGS, SGLANG[:11], ("0.5.12.post1",)),
-    AUTO_ENABLE_BACKEND: ("SG.A2", SERVER_ARGS, ("0.5.14",), ()),
-    AUTO_ENABLE_OVERRIDES: ("SG.A2", OVERRIDES, ("0.5.18",), ("0.5.18",)),
-    JIT_ARCH_LIST: ("FI.A2", gates.JIT_COMM, FLASHINFER[:8], ("0.6.3", "0.6.12")),
-    MULTICAST: ("FI.A4-M1", gates.MNNVL, FLASHINFER[:6], ("0.6.7.post3", "0.6.8.post1")),
-}
-"""Payload -> gate, file, releases it is for, and those of the fast run."""
+TABLE = (
+    (RUNTIME_GATE_SM100, "SG.A1", gates.COMMUNICATOR, ("0.5.0rc0", "0.5.1.post3"), 2),
+    (RUNTIME_GATE_INLINE, "SG.A1", gates.COMMUNICATOR, ("0.5.2rc2", "0.5.7"), 2),
+    (RUNTIME_GATE, "SG.A1", gates.COMMUNICATOR, ("0.5.12.post1", "0.5.18", *SGLANG[:8]), 2),
+    (RUNTIME_GATE_PLATFORM, "SG.A1", gates.COMMUNICATOR, ("0.5.20", "0.5.19"), 0),
+    (RUNTIME_GATE_PLATFORM, "SG.A1", gates.ADD_NORM, ("0.5.21",), 1),
+    (RUNTIME_GATE_RENAMED, "SG.A1", gates.ADD_NORM, ("0.5.23", "0.5.22"), 1),
+    (CAPABILITY_HELPER, "SG.H1", OLD, ("0.5.0rc0", "0.5.1.post2"), 1),
+    (CAPABILITY_HELPER, "SG.H1", MIDDLE, ("0.5.1.post3", "0.5.3rc0"), 1),
+    (CAPABILITY_HELPER, "SG.H1", NEW, ("0.5.3", "0.5.3rc2", "0.5.3.post3"), 1),
+    (PREFLIGHT, "SG.A4", gates.COMM_FUSION, ("0.5.11", "0.5.18", "0.5.23", *SGLANG[7:12]), 2),
+    (RESOLVER, "SG.A3", gates.COMM_FUSION, SGLANG[11:], 2),
+    (RESOLVER_PLATFORM, "SG.A3", gates.COMM_FUSION, ("0.5.23", "0.5.19", "0.5.21"), 1),
+    (AUTO_ENABLE_GPTOSS_IMPORT, "SG.A2", gates.SERVER_ARGS, ("0.5.1.post3", "0.5.0rc2"), 1),
+    (AUTO_ENABLE_GPTOSS, "SG.A2", gates.SERVER_ARGS, ("0.5.4.post1", "0.5.4"), 1),
+    (AUTO_ENABLE, "SG.A2", gates.SERVER_ARGS, ("0.5.12.post1", *SGLANG[:8], *SGLANG[9:11]), 1),
+    (AUTO_ENABLE_BACKEND, "SG.A2", gates.SERVER_ARGS, ("0.5.14",), 0),
+    (AUTO_ENABLE_OVERRIDES, "SG.A2", gates.OVERRIDES, ("0.5.18",), 1),
+    (AUTO_ENABLE_PLATFORM, "SG.A2", gates.OVERRIDES, ("0.5.23", "0.5.19", "0.5.21"), 1),
+    (JIT_SM120A, "FI.A2", gates.TRTLLM_AR, ("0.2.10", "0.3.0", "0.2.9", "0.2.12"), 2),
+    (JIT_ARCH_LIST, "FI.A2", gates.TRTLLM_AR, ("0.4.0rc3", "0.3.1", "0.3.1.post1"), 1),
+    (JIT_ARCH_LIST, "FI.A2", gates.JIT_COMM, ("0.6.3", "0.6.12", "0.4.0", "0.4.1", "0.6.6"), 2),
+    (AUTOTUNE_LIST, "SG.B1", gates.MODEL_RUNNER, ("0.5.7", "0.5.12.post1"), 1),
+    (MULTICAST, "FI.A4-M1", gates.MNNVL, ("0.6.7.post3", "0.6.8.post1", *FLASHINFER[:4]), 2),
+)
+"""Payload, gate, file, releases it is for, and how many of those are in the fast run."""
+PLACE = {payload: (gate, path, versions[0]) for payload, gate, path, versions, _ in TABLE[::-1]}
+"""Payload -> gate, file and one release of it."""
 
 
 def published(path: str, version: str) -> bytes:
     distribution = "sglang" if path.startswith("sglang/") else "flashinfer-python"
-    with zipfile.ZipFile(wheel(distribution, version)) as archive:
-        return archive.read(path)
+    data = wheels.published(distribution, version, path)
+    assert data is not None, f"{distribution} {version} has no {path}"
+    return data
 
 
 def run(payload: str, data: bytes) -> Changed | Unchanged | Refused:
@@ -129,26 +102,11 @@ def patched(payload: str, data: bytes) -> bytes:
 
 
 def cases() -> Iterator[Any]:
-    for payload, (gate, path, versions, fast) in TABLE.items():
-        for version in versions:
-            marks = () if version in fast else pytest.mark.slow
+    for payload, gate, path, versions, fast in TABLE:
+        for number, version in enumerate(versions):
+            marks = () if number < fast else pytest.mark.slow
             name = f"{Path(payload).stem}-{version}"
             yield pytest.param(payload, gate, path, version, id=name, marks=marks)
-
-
-def line_edits(before: bytes, after: bytes) -> list[str]:
-    """Lines taken away and added, with a check that all others are the same bytes in place."""
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    found: list[str] = []
-    # `autojunk` would treat frequent lines as noise and report moves that never happened
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag == "equal":
-            assert old[a:b] == new[c:d]
-            continue
-        found += [f"-{line.decode().rstrip()}" for line in old[a:b]]
-        found += [f"+{line.decode().rstrip()}" for line in new[c:d]]
-    return found
 
 
 @pytest.mark.parametrize(("payload", "gate", "path", "version"), list(cases()))
@@ -161,7 +119,7 @@ def test_payload_opens_its_gate_and_changes_nothing_else(
     assert gates.GATES[gate][1](after) == gates.OPEN
     compile(after, path, "exec", dont_inherit=True)
     edits = line_edits(before, after)
-    assert sorted(edits) == sorted(LINES[payload])
+    assert sorted(edits) in [sorted(lines) for lines in LINES[payload]]
     assert len(after.splitlines()) - len(before.splitlines()) == sum(
         1 if edit[0] == "+" else -1 for edit in edits
     )
@@ -176,8 +134,8 @@ def test_payload_opens_its_gate_and_changes_nothing_else(
         (PREFLIGHT, gates.COMM_FUSION, "0.5.9", "function _flashinfer_trtllm_workspace"),
         (RESOLVER, gates.COMM_FUSION, "0.5.12.post1", "function _resolve_backend: found 0"),
         # the condition stands in both files, guarding something else
-        (AUTO_ENABLE, SERVER_ARGS, "0.5.18", "found 0, expected 1"),
-        (AUTO_ENABLE_BACKEND, SERVER_ARGS, "0.5.18", "found 0, expected 1"),
+        (AUTO_ENABLE, gates.SERVER_ARGS, "0.5.18", "found 0, expected 1"),
+        (AUTO_ENABLE_BACKEND, gates.SERVER_ARGS, "0.5.18", "found 0, expected 1"),
         (RUNTIME_GATE, gates.COMM_FUSION, "0.5.14", "function apply_flashinfer_allreduce_fusion"),
         (MULTICAST, gates.JIT_COMM, "0.6.3", "SymmDeviceMemory.__init__: found 0"),
     ],
@@ -206,10 +164,10 @@ def test_helper_exists_where_the_payloads_import_it_from(version: str) -> None:
     assert b"from sglang.srt.utils.common import *" in package
 
 
-@pytest.mark.parametrize("payload", [RUNTIME_GATE, PREFLIGHT, MULTICAST])
+@pytest.mark.parametrize("payload", [RUNTIME_GATE, PREFLIGHT, MULTICAST, AUTOTUNE_LIST])
 def test_windows_line_ends_survive_on_real_files(payload: str) -> None:
-    gate, path, _, fast = TABLE[payload]
-    before = published(path, fast[0])
+    gate, path, version = PLACE[payload]
+    before = published(path, version)
     crlf = b"\xef\xbb\xbf" + before.replace(b"\n", b"\r\n")
     assert patched(payload, crlf) == b"\xef\xbb\xbf" + patched(payload, before).replace(
         b"\n", b"\r\n"
@@ -220,10 +178,17 @@ def test_windows_line_ends_survive_on_real_files(payload: str) -> None:
 # --- the judge can say no -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payload", [RUNTIME_GATE, RESOLVER, PREFLIGHT, MULTICAST, JIT_ARCH_LIST])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        RUNTIME_GATE, RUNTIME_GATE_SM100, RUNTIME_GATE_INLINE, RUNTIME_GATE_RENAMED, RESOLVER,
+        RESOLVER_PLATFORM, CAPABILITY_HELPER, PREFLIGHT, MULTICAST, JIT_ARCH_LIST, JIT_SM120A,
+        AUTO_ENABLE_GPTOSS_IMPORT,
+    ],
+)  # fmt: skip
 def test_a_half_patched_file_is_not_open_and_not_finished_by_us(payload: str) -> None:
-    gate, path, _, fast = TABLE[payload]
-    before = published(path, fast[-1])
+    gate, path, version = PLACE[payload]
+    before = published(path, version)
     whole = patched(payload, before)
     for half in halves(payload, whole):
         assert gates.judge(gate, half) == gates.CLOSED
@@ -238,6 +203,34 @@ def halves(payload: str, whole: bytes) -> list[bytes]:
             (b"_is_sm120_supported = _is_cuda and is_sm120_supported()\n", b""),
             (b" or _is_sm120_supported)", b")"),
             (b" or _is_sm120_supported)", b" or True)"),
+        ],
+        RUNTIME_GATE_SM100: [
+            (b"import is_sm100_supported, is_sm120_supported", b"import is_sm100_supported"),
+            (b"_is_sm120_supported = is_cuda() and is_sm120_supported()\n", b""),
+            (b"is_cuda() and is_sm120_supported()", b"is_cuda() and is_sm100_supported()"),
+            (b"(_is_sm100_supported or _is_sm120_supported)", b"_is_sm120_supported"),
+            (b"(_is_sm100_supported or _is_sm120_supported)", b"_is_sm100_supported"),
+        ],
+        RUNTIME_GATE_INLINE: [
+            (b"    is_sm120_supported,\n", b""),
+            (b"_is_sm120_supported = is_cuda() and is_sm120_supported()\n", b""),
+            (b" or _is_sm120_supported)", b")"),
+        ],
+        RUNTIME_GATE_RENAMED: [
+            (b"_is_sm120_supported = _is_cuda and get_platform().is_sm120\n", b""),
+            (b"get_platform().is_sm120\n", b"get_platform().is_sm100\n"),
+            (b" or _is_sm120_supported)", b")"),
+        ],
+        RESOLVER_PLATFORM: [(b" or get_platform().is_sm120)", b" or True)")],
+        CAPABILITY_HELPER: [(b"[0] == 12", b"[0] == 11"), (b"[0] == 12", b"[0] >= 12")],
+        JIT_SM120A: [
+            (b"arch=compute_120a,code=sm_120a", b"arch=compute_120,code=sm_120"),
+            (b'"compute_120" in', b'"compute_12" in'),
+            (b" sm120a_nvcc_flags if has_sm120 else []", b" []"),
+        ],
+        AUTO_ENABLE_GPTOSS_IMPORT: [
+            (b"    is_sm120_supported,\n", b""),
+            (b"if is_sm100_supported() or is_sm120_supported():", b"if is_sm120_supported():"),
         ],
         RESOLVER: [
             (b"    is_sm120_supported,\n", b""),

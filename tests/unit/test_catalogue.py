@@ -232,6 +232,10 @@ requires = { sglang = ">=0.5.8,<0.5.19" }
 versions = ">=0.7,<0.8"
 outcome = "upstream"
 reason = "there since 0.7"
+[[change.window]]
+versions = ">=0.1,<0.2"
+outcome = "not-applicable"
+reason = "the kernels are missing"
 """
     return catalogue.load(write({"a": manifest_text("a", change("a", more=more))}))
 
@@ -244,6 +248,7 @@ reason = "there since 0.7"
         ("0.6.3", "0.5.19", type(None), "needs sglang >=0.5.8,<0.5.19, found 0.5.19"),
         ("0.6.3", None, type(None), "needs sglang >=0.5.8,<0.5.19, found none"),
         ("0.7.2", "0.5.23", Window, "there since 0.7"),
+        ("0.1.6", "0.5.9", type(None), "the kernels are missing"),
         ("0.5.3", "0.5.9", type(None), "nothing is known about flashinfer-python 0.5.3"),
         ("0.7rc1", "0.5.9", type(None), "nothing is known about flashinfer-python 0.7rc1"),
         ("0.0.0+unknown", "0.5.9", type(None), "it is for >=0.6,<0.7"),
@@ -373,6 +378,11 @@ def test_loading_imports_no_engine() -> None:
 
 FLASHINFER_SIDE = {"jit-arch-list", "header-gates"}
 PAIRS = [
+    ("0.5.0rc0", "0.2.10", FLASHINFER_SIDE | {"capability-helper", "runtime-gate"}),
+    ("0.5.1.post3", "0.2.14.post1", {"header-gates", "capability-helper", "runtime-gate"}),
+    ("0.5.3", "0.4.0rc3", FLASHINFER_SIDE | {"capability-helper", "runtime-gate"}),
+    ("0.5.4", "0.4.1", FLASHINFER_SIDE | {"runtime-gate"}),
+    ("0.5.7", "0.5.3", FLASHINFER_SIDE | {"runtime-gate"}),
     ("0.5.8", "0.6.1", FLASHINFER_SIDE | {"multicast-optional", "runtime-gate"}),
     ("0.5.8.post1", "0.6.1", FLASHINFER_SIDE | {"multicast-optional", "runtime-gate"}),
     ("0.5.9", "0.6.3", FLASHINFER_SIDE | {"multicast-optional", "runtime-gate"}),
@@ -388,6 +398,8 @@ PAIRS = [
     ("0.5.14", "0.6.12", FLASHINFER_SIDE | {"runtime-gate", "preflight", "resolver"}),
     ("0.5.17", "0.6.15.post1", FLASHINFER_SIDE | {"runtime-gate", "preflight", "resolver"}),
     ("0.5.18", "0.6.17", {"runtime-gate", "preflight", "resolver"}),
+    ("0.5.21", "0.6.18", {"runtime-gate", "preflight", "resolver"}),
+    ("0.5.23", "0.7.2", {"runtime-gate", "preflight", "resolver"}),
 ]
 """SGLang, the FlashInfer it pins, and the gates that keep SM120 off in that pair."""
 
@@ -413,11 +425,13 @@ BACKEND = ("--flashinfer-allreduce-fusion-backend", "trtllm")
 @pytest.mark.parametrize(
     ("sglang", "args", "info"),
     [
+        ("0.5.0rc0", FLAG, "enable_flashinfer_allreduce_fusion"),
         ("0.5.8", FLAG, "enable_flashinfer_allreduce_fusion"),
         ("0.5.10rc0", FLAG, "enable_flashinfer_allreduce_fusion"),
         ("0.5.13.post1", FLAG, "enable_flashinfer_allreduce_fusion"),
         ("0.5.14", BACKEND, "flashinfer_allreduce_fusion_backend"),
         ("0.5.18", BACKEND, "flashinfer_allreduce_fusion_backend"),
+        ("0.5.23", BACKEND, "flashinfer_allreduce_fusion_backend"),
     ],
 )
 @pytest.mark.parametrize("name", ["allreduce-fusion", "sm120-checks"])

@@ -140,6 +140,51 @@ def test_widen_keeps_the_layout(before: str, after: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a", "(a or c())"),
+        ("x and a and y", "x and (a or c()) and y"),
+        ("(\n        a\n        and y\n    )", "(\n        (a or c())\n        and y\n    )"),
+        ("x(a)", "x((a or c()))"),
+    ],
+)  # fmt: skip
+def test_widen_makes_a_single_question_two(before: str, after: str) -> None:
+    wide = payload('Site(Function("g"), widen("a", "c()"))', 'accepts(Function("g"), "a", "c()"),')
+    assert changed(f"def g():\n    return {before}\n", wide).decode() == (
+        f"def g():\n    return {after}\n"
+    )
+
+
+def test_a_function_is_repeated_behind_itself_with_other_names_and_numbers() -> None:
+    twin = payload(
+        'Site(Function("is_10"), add_sibling({"is_10": "is_12", "10": "12"}))',
+        'has(Function("is_12"), "major() == 12"),',
+    )
+    one = "# ten\n@cache\ndef is_10(x=None):\n    # why\n    return major() == 10 or 100\n"
+    two = "@cache\ndef is_12(x=None):\n    # why\n    return major() == 12 or 100\n"
+    rest = "\n\ndef other():\n    return 10\n"
+    assert changed(one + rest, twin).decode() == f"{one}\n\n{two}{rest}"
+    dos = (one + rest).replace("\n", "\r\n").encode()
+    assert changed(dos, twin) == f"{one}\n\n{two}{rest}".replace("\n", "\r\n").encode()
+    assert "found 0" in refusal("def is_9():\n    return 10\n", twin)
+
+
+def test_names_are_imported_from_wherever_their_sibling_is() -> None:
+    add = payload(
+        'Site(FromImport(None, having="a10"), add_name("a12", after="a10"))',
+        'imports_beside("a12", "a10"),',
+    )
+    for module in ("m", "m.n"):
+        after = f"from {module} import a10, a12\n"
+        assert changed(f"from {module} import a10\n", add).decode() == after
+    assert "`from ... import ... a10`: found 0" in refusal("from .m import a10\n", add)
+    assert "found 2" in refusal("from m import a10\nfrom n import a10\n", add)
+    elsewhere = ast.parse("from m import a10\nfrom n import a12\n")
+    unmet = ["a12 is not imported from where a10 is"]
+    assert codemod.imports_beside("a12", "a10")(elsewhere) == unmet
+
+
 def test_inserted_statements_take_indentation_and_line_ends_of_the_file() -> None:
     code = r'"\n# why\nif not a:\n    # deeper\n    b()\n\n    return\n"'
     insert = payload(
@@ -177,6 +222,29 @@ def test_a_branch_is_known_by_what_it_leads_to() -> None:
     assert "found 0, expected 1" in refusal(BRANCH.replace("self.on", "self.in_"), wide)
     assert "found 2" in refusal(BRANCH.replace("self.other", "self.on"), wide)
     assert refusal(BRANCH.replace("    if x and", "    elif x and"), wide)
+
+
+def test_a_branch_may_lead_there_through_others_in_any_method_of_a_class() -> None:
+    where = 'Branch(Class("A"), sets=\'say("on")\', asks="is_a()")'
+    wide = payload(
+        f'Site({where}, replace("is_a()", "is_a() or is_c()"))',
+        f'accepts({where}, "is_a()", "is_c()"), has({where}, "is_c()"),',
+    )
+    file = """
+class A:
+    def f(self):
+        if x:
+            if is_a():
+                if y:
+                    say("on")
+            if is_a():
+                say("off")
+"""
+    after = file.replace("if is_a():", "if is_a() or is_c():", 1)
+    assert changed(file, wide).decode() == after
+    assert changed(file.replace("def f", "def g"), wide).decode() == after.replace("def f", "def g")
+    assert "of class A that leads to" in refusal(file.replace("class A", "class B"), wide)
+    assert "found 2" in refusal(file.replace("off", "on"), wide)
 
 
 # --- conditions -----------------------------------------------------------------------------------
