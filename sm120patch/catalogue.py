@@ -25,6 +25,7 @@ __all__ = [
     "lint",
     "load",
     "satisfied",
+    "shipped",
 ]
 
 MAX_PAYLOAD = 1 << 20
@@ -86,7 +87,7 @@ def load(directory: Path | None = None) -> Catalogue:
     and known results of the sets it depends on: they are what it is. Raises CatalogueError that
     lists the faults of all manifests.
     """
-    root = _shipped() if directory is None else directory
+    root = shipped() if directory is None else directory
     files = sorted((root / "manifests").glob("*.toml"))
     if not files:
         raise CatalogueError(
@@ -106,7 +107,7 @@ def load(directory: Path | None = None) -> Catalogue:
     return Catalogue(_with_bundles(sets))
 
 
-def _shipped() -> Path:
+def shipped() -> Path:
     """Return the data inside the package (wheel), else the checkout around it."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "_data", package.parent):

@@ -27,6 +27,8 @@ from sm120patch.model import (
 )
 
 FileKey = tuple[str, str]
+Edits = dict[tuple[str, str], EditResult]
+"""(payload sha256, sha256 before) -> what came of it: edits that several plans may share."""
 
 
 @dataclass
@@ -42,12 +44,18 @@ class Draft:
 class ContentPlanner:
     """Plans file contents for one catalogue, snapshot and ledger history."""
 
-    def __init__(self, catalogue: Catalogue, snapshot: Snapshot, history: History) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        snapshot: Snapshot,
+        history: History,
+        edits: Edits | None = None,
+    ) -> None:
         self._catalogue = catalogue
         self._snapshot = snapshot
         self._history = history
         self.versions = {name: t.version for name, t in snapshot.targets.items()}
-        self._edits: dict[tuple[str, str], EditResult] = {}
+        self._edits: Edits = {} if edits is None else edits
 
     def edit(self, variant: Variant, data: bytes) -> EditResult:
         """Run a variant once per content; deciding and planning ask for the same edit."""

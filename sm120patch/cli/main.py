@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from sm120patch import __version__
-from sm120patch.cli import changing, looking
+from sm120patch.cli import changing, looking, releases
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, Sm120PatchError
 from sm120patch.signals import raise_on_termination
@@ -27,7 +27,7 @@ def cli() -> None:
     """Apply, verify and revert source patches of SGLang and FlashInfer on SM120 GPUs."""
 
 
-for _command in (*looking.COMMANDS, *changing.COMMANDS):
+for _command in (*looking.COMMANDS, *changing.COMMANDS, *releases.COMMANDS):
     cli.add_command(_command)
 
 
