@@ -119,15 +119,26 @@ def _span(results: Sequence[ReleaseResult]) -> tuple[str, str]:
 
 def _reasons(results: Sequence[ReleaseResult], name: str) -> list[str]:
     """Give every reason why a change is not made once, with the releases it holds for."""
-    where: dict[tuple[str, str], list[ReleaseResult]] = {}
-    for result in results:
+    where: dict[tuple[str, str], list[int]] = {}
+    for number, result in enumerate(results):
         for change in _changes(result, name):
             if change.outcome not in (Outcome.PATCHED, Outcome.NOT_SELECTED):
-                where.setdefault((change.change_id, change.reason), []).append(result)
-    if not where:
-        return []
-    lines = (f"- `{c}`, {_span(rs)[0]}: {_escaped(reason)}" for (c, reason), rs in where.items())
-    return ["", *lines]
+                version = result.versions.get(change.target, "")
+                # What differs by nothing but the version that it names is one reason.
+                reason = change.reason.replace(f"{change.target} {version}", change.target)
+                where.setdefault((change.change_id, reason), []).append(number)
+    lines = [
+        f"- `{change}`, {_runs(results, numbers)}: {_escaped(reason)}"
+        for (change, reason), numbers in where.items()
+    ]
+    return ["", *lines] if lines else []
+
+
+def _runs(results: Sequence[ReleaseResult], numbers: Sequence[int]) -> str:
+    """Name releases by the runs that they form."""
+    places = enumerate(numbers)
+    runs = itertools.groupby(places, lambda place: place[1] - place[0])
+    return ", ".join(_span([results[n] for _, n in run])[0] for _, run in runs)
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
