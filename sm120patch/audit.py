@@ -91,6 +91,8 @@ def _foreign(target: str, difference: Difference) -> Finding:
     kind = _KINDS.get(difference.kind, difference.kind)
     if difference.expected and difference.found:
         detail = f"sha256 {difference.found[:12]}, upstream {difference.expected[:12]}"
+        if known := inspecting.known_as(target, difference.path, difference.found):
+            detail += f"; this is {known}"
     else:
         detail = {"missing": "upstream shipped it", "added": "upstream did not ship it"}.get(
             kind, "differs from upstream"
@@ -105,7 +107,8 @@ def _owned(
         # No difference from upstream: our content is gone.
         fact = DiskFact("pristine", installation.version, "pristine")
     else:
-        fact = DiskFact(difference.found, installation.version, difference.expected)
+        known = inspecting.known_as(entry.target, entry.path, difference.found)
+        fact = DiskFact(difference.found, installation.version, difference.expected, known)
     state, reason = disk_state(entry, fact)
     if state is None:
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, choose
+from sm120patch.fingerprints import edit_key, recognise
 from sm120patch.model import (
     ActiveSet,
     Change,
@@ -28,7 +29,7 @@ from sm120patch.model import (
 
 FileKey = tuple[str, str]
 Edits = dict[tuple[str, str], EditResult]
-"""(payload sha256, sha256 before) -> what came of it: edits that several plans may share."""
+"""(edit key, sha256 before) -> what came of it: edits that several plans may share."""
 
 
 @dataclass
@@ -59,7 +60,7 @@ class ContentPlanner:
 
     def edit(self, variant: Variant, data: bytes) -> EditResult:
         """Run a variant once per content; deciding and planning ask for the same edit."""
-        key = (variant.sha256, sha256_hex(data))
+        key = (edit_key(variant), sha256_hex(data))
         if key not in self._edits:
             self._edits[key] = catalogues.edit(variant, data)
         return self._edits[key]
@@ -127,6 +128,8 @@ class ContentPlanner:
             return
         problem = self._obstacle(file, owned, self.version(key[0]))
         if problem:
+            if known := recognise(*key, file.sha256):
+                problem += f"; this is {known}"
             draft.conflicts.append(f"{file.path}: {problem}")
             return
         if file.pristine is not None:
