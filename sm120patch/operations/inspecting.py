@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sm120patch import fingerprints
 from sm120patch.catalogue import choose
@@ -26,6 +27,9 @@ from sm120patch.model import (
 )
 from sm120patch.operations.site import Site
 from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
+
+if TYPE_CHECKING:
+    from sm120patch.host import Host
 
 _RECENT = 50
 _WITHOUT_EFFECT = ("failed", "interrupted", "recovered")
@@ -114,11 +118,11 @@ def here() -> Callable[[Evidence], bool]:
 
     The host is asked only when there is evidence to be judged, and once.
     """
-    from sm120patch import host
-
-    known: list[host.Host] = []
+    known: list[Host] = []
 
     def valid(evidence: Evidence) -> bool:
+        from sm120patch import host
+
         found = known[0] if known else host.probe()
         known[:] = [found]
         if evidence.kind == EvidenceKind.REAL.value:
