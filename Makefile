@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= auto
 
-.PHONY: demo test test-all lint check releases clean
+.PHONY: demo test test-all lint check fingerprints releases clean
 
 # One command: set up on a fresh machine and run the main job on real SGLang and FlashInfer wheels.
 demo:
@@ -23,8 +23,12 @@ lint: $(VENV)/ready
 
 check: lint test-all
 
-# After an edit of the catalogue: the table of all releases (downloads what the wheel cache lacks).
-releases: $(VENV)/ready
+# After an edit of the catalogue, of releases.toml or of what runs payloads: the index of known files
+# and the table of all releases. They download what the wheel cache lacks.
+fingerprints: $(VENV)/ready
+	$(VENV)/bin/python tools/build_fingerprints.py
+
+releases: fingerprints
 	$(VENV)/bin/python tools/releases_document.py
 
 $(VENV)/ready: pyproject.toml
