@@ -29,6 +29,7 @@ from typing import Any
 
 from sm120patch.model import (
     Changed,
+    PatchSet,
     PayloadKind,
     Unchanged,
     Variant,
@@ -159,6 +160,19 @@ def entries() -> Iterator[tuple[str, dict[str, Any]]]:
     for line in _index().splitlines()[1:]:
         digest, _, text = line.decode("ascii").partition(" ")
         yield digest, json.loads(text)
+
+
+def catalogue_digest(sets: Iterable[PatchSet]) -> str:
+    """Digest of what decides the index: which payload is for which file of which versions."""
+    return digest_of(
+        {
+            f"{patch_set.id}/{change.id}": [
+                [change.target, v.versions, v.path, edit_key(v)] for v in change.variants
+            ]
+            for patch_set in sets
+            for change in patch_set.changes
+        }
+    )
 
 
 def engine_digest() -> str:

@@ -22,7 +22,6 @@ from sm120patch import catalogue, fingerprints, published, versions
 from sm120patch.catalogue import Catalogue
 from sm120patch.fingerprints import Splice, edit_key, replay
 from sm120patch.model import Changed, EditResult, Unchanged, Variant, sha256_hex
-from sm120patch.operations.releases import catalogue_digest
 from sm120patch.published import Shelf
 from sm120patch.variants import run
 
@@ -141,7 +140,7 @@ def build(
             builder.add(target, path, version, data, edits.get(path, []))
         say(f"{target} {version}: {len(builder.contents)} contents")
     head = {
-        "catalogue": catalogue_digest(loaded),
+        "catalogue": fingerprints.catalogue_digest(loaded.sets.values()),
         "contents": len(builder.contents),
         "engine": fingerprints.engine_digest(),
         "releases": {t: len(v) for t, v in releases.items()},

@@ -10,6 +10,9 @@ from sm120patch.operations.releases import LEADING, ReleaseResult, SetResult
 from sm120patch.operations.upgrading import Drift, Outlook
 from sm120patch.render import clean, decision_dict, launch_dict, launch_text, table
 
+WHOLE = "*"
+"""Stands for the change in a decision about a set as a whole."""
+
 
 def release_dict(result: ReleaseResult) -> dict[str, object]:
     """One combination of versions, every set and change."""
@@ -78,9 +81,10 @@ def matrix_markdown(results: Sequence[ReleaseResult]) -> str:
         ),
     ]
     for name in names:
-        changes = list(dict.fromkeys(d.change_id for r in results for d in _changes(r, name)))
-        if not changes:
+        decided = dict.fromkeys(d.change_id for r in results for d in _changes(r, name))
+        if not decided:
             continue
+        changes = [change for change in decided if change != WHOLE]
         outcomes = [(_row(r, name, changes), r) for r in results]
         rows = [
             [*_span([r for _cells, r in group]), *cells]
@@ -128,7 +132,7 @@ def _reasons(results: Sequence[ReleaseResult], name: str) -> list[str]:
                 reason = change.reason.replace(f"{change.target} {version}", change.target)
                 where.setdefault((change.change_id, reason), []).append(number)
     lines = [
-        f"- `{change}`, {_runs(results, numbers)}: {_escaped(reason)}"
+        f"- {'' if change == WHOLE else f'`{change}`, '}{_runs(results, numbers)}: {_escaped(reason)}"
         for (change, reason), numbers in where.items()
     ]
     return ["", *lines] if lines else []

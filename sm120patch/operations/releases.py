@@ -57,26 +57,8 @@ class ReleaseResult:
 
 
 def catalogue_digest(catalogue: Catalogue) -> str:
-    """Digest of what decides a matrix: versions and payloads, not the words around them."""
-    return digest_of(
-        {
-            set_id: [
-                [
-                    change.id,
-                    change.target,
-                    change.optional,
-                    [
-                        [v.versions, v.path, v.sha256, dict(v.requires), dict(v.present), v.absent]
-                        for v in change.variants
-                    ],
-                    [[w.versions, w.outcome] for w in change.windows],
-                ]
-                for change in catalogue.get(set_id).changes
-            ]
-            + [list(catalogue.get(set_id).depends)]
-            for set_id in catalogue.ids
-        }
-    )
+    """Digest of all manifests and payloads: a matrix of another catalogue may be another."""
+    return digest_of({set_id: catalogue.get(set_id).digest for set_id in catalogue.ids})
 
 
 # --- one combination ---------------------------------------------------------------------------
