@@ -123,6 +123,10 @@ def _span(results: Sequence[ReleaseResult]) -> tuple[str, str]:
 
 def _reasons(results: Sequence[ReleaseResult], name: str) -> list[str]:
     """Give every reason why a change is not made once, with the releases it holds for."""
+
+    def named(change: str) -> str:
+        return "" if change == WHOLE else f"`{change}`, "
+
     where: dict[tuple[str, str], list[int]] = {}
     for number, result in enumerate(results):
         for change in _changes(result, name):
@@ -132,7 +136,7 @@ def _reasons(results: Sequence[ReleaseResult], name: str) -> list[str]:
                 reason = change.reason.replace(f"{change.target} {version}", change.target)
                 where.setdefault((change.change_id, reason), []).append(number)
     lines = [
-        f"- {'' if change == WHOLE else f'`{change}`, '}{_runs(results, numbers)}: {_escaped(reason)}"
+        f"- {named(change)}{_runs(results, numbers)}: {_escaped(reason)}"
         for (change, reason), numbers in where.items()
     ]
     return ["", *lines] if lines else []
