@@ -29,9 +29,9 @@ HEADER = """\
 What `sm120patch plan` decides on each of {count} published SGLang releases with the FlashInfer
 that it pins, on freshly installed packages; optional changes as if they were selected.
 `patched`: the change is made and its post-conditions hold. `upstream`: the release has it.
-`not-needed`: the release has nothing that would need it. `not-applicable`: the set is not for this
-release, for the reason below the table. `refused` would mean that the catalogue is wrong about a
-release.
+`not-needed`: the release has nothing that would need it. `not-applicable`, in the first table a
+dash: the set is not for this release, for the reason below its own table. `refused` would mean that
+the catalogue is wrong about a release.
 
 `sm120patch matrix` prints the same for any set, release or pair; `sm120patch plan --against` for
 an upgrade of your environment.

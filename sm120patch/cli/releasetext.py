@@ -77,7 +77,7 @@ def matrix_markdown(results: Sequence[ReleaseResult]) -> str:
         "",
         *_markdown_table(
             ["SGLang", "FlashInfer", *(f"`{n}`" for n in names)],
-            [[*_span([r]), *(_set_cell(r, n) for n in names)] for r in results],
+            [[*_span([r]), *(_short(_set_cell(r, n)) for n in names)] for r in results],
         ),
     ]
     for name in names:
@@ -108,6 +108,11 @@ def _row(result: ReleaseResult, name: str, changes: Sequence[str]) -> tuple[str,
 def _set_cell(result: ReleaseResult, name: str) -> str:
     found = [s.outcome.value for s in result.sets if s.id == name]
     return "error" if result.error else f"**{found[0]}**" if found == ["refused"] else found[0]
+
+
+def _short(cell: str) -> str:
+    """Keep a wide table narrow: what is not for a release is a dash."""
+    return "-" if cell == Outcome.NOT_APPLICABLE.value else cell
 
 
 def _span(results: Sequence[ReleaseResult]) -> tuple[str, str]:
