@@ -1,7 +1,9 @@
 """Finds published packages: which are known, and where their files are kept.
 
 Writes below the wheel cache only. Downloads go through pip of the running interpreter, so indexes,
-proxies and credentials are those that the user has set up for pip.
+proxies and credentials are those that the user has set up for pip. For a source distribution
+(FlashInfer up to 0.4.1) pip asks the release's own build backend for its metadata, which takes a
+while; it is neither built nor installed.
 """
 
 from __future__ import annotations

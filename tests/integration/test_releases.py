@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sm120patch.errors import CatalogueError, UsageError
+from sm120patch.errors import CatalogueError, HostError, UsageError
 from sm120patch.operations.releases import chosen_releases
 from sm120patch.published import Shelf, known
 from tests.support.catalogue import A_TEXT, write_catalogue, write_environment
@@ -160,6 +161,24 @@ def test_a_wheel_is_taken_before_a_source_distribution(shelf: Path) -> None:
     wheel = write_wheel(shelf, "flashinfer-python", "1.0", {})
     assert found.find("flashinfer-python", "1.0") == wheel
     assert found.find("flashinfer-python", "1.00") == wheel, "versions are compared, not spellings"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_release_is_downloaded_once_and_a_missing_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", os.environ["SM120PATCH_TEST_REAL_HOME"])
+    said: list[str] = []
+    directory = tmp_path / "cache" / "wheels"
+    package = Shelf(directory, said.append).get("sglang", "0.5.0rc0")
+    assert package.pins["flashinfer-python"] == "0.2.10"
+    assert [p.name for p in directory.iterdir()] == [package.path.name], "nothing else is left"
+    assert Shelf(directory, said.append, offline=True).get("sglang", "0.5.0rc0") == package
+    with pytest.raises(HostError, match=r"sglang 99\.0"):
+        Shelf(directory, said.append).get("sglang", "99.0")
+    assert said == ["downloading sglang 0.5.0rc0", "downloading sglang 99.0"]
+    assert [p.name for p in directory.iterdir()] == [package.path.name]
 
 
 # --- plan --against ----------------------------------------------------------------------------
