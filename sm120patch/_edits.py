@@ -66,7 +66,7 @@ def replace(old: str, new: str) -> Edit:
 
 
 def insert_after(statement: str, code: str) -> Edit:
-    """Insert statements after a simple statement, in the same block.
+    """Insert statements after another one, in the same block; both may be compound (`def`, `if`).
 
     Comments and blank lines at the head of `code` go along; its indentation and line ends become
     those of the file. A scope that already holds one of the new statements is half edited: no hit.
@@ -75,7 +75,7 @@ def insert_after(statement: str, code: str) -> Edit:
     def apply(module: cst.Module) -> tuple[cst.Module, int]:
         import libcst as cst
 
-        fresh = _parsed(code)
+        fresh, kind = _parsed(code), type(cst.parse_statement(statement))
         if any(occurrences(s, ast.unparse(new)) for s in _tree(module) for new in _tree(code)):
             return module, 0
 
@@ -83,10 +83,10 @@ def insert_after(statement: str, code: str) -> Edit:
             return _means(cst.Module(()).code_for_node(node), statement)
 
         def change(node: cst.CSTNode) -> cst.FlattenSentinel[cst.BaseStatement]:
-            assert isinstance(node, cst.SimpleStatementLine)
+            assert isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement)
             return cst.FlattenSentinel([node, *fresh])
 
-        return _rewrite(module, cst.SimpleStatementLine, matches, change)
+        return _rewrite(module, kind, matches, change)
 
     return Edit(f"`{statement.strip()}` without what is to follow it", apply, statement)
 
@@ -116,6 +116,53 @@ def append(argument: str, listed: str, number: int) -> Edit:
         return _rewrite(module, cst.Arg, matches, change)
 
     return Edit(f"`{argument}={listed}`", apply, listed)
+
+
+def add_item(item: str, after: str) -> Edit:
+    """Add an element to the list display that holds `after`, right behind it."""
+
+    def apply(module: cst.Module) -> tuple[cst.Module, int]:
+        import libcst as cst
+
+        def plain(node: cst.CSTNode) -> list[cst.Element]:
+            found = list(node.elements) if isinstance(node, cst.List) else []
+            elements = [e for e in found if isinstance(e, cst.Element)]
+            return elements if len(elements) == len(found) else []
+
+        def holds(node: cst.CSTNode, code: str) -> list[bool]:
+            return [_value(e.value, code) for e in plain(node)]
+
+        def matches(node: cst.CSTNode) -> bool:
+            return sum(holds(node, after)) == 1 and not any(holds(node, item))
+
+        def change(node: cst.CSTNode) -> cst.CSTNode:
+            assert isinstance(node, cst.List)
+            position = holds(node, after).index(True) + 1
+            new = cst.Element(cst.parse_expression(item))
+            return node.with_changes(elements=_inserted(plain(node), position, new, node.lbracket))
+
+        return _rewrite(module, cst.List, matches, change)
+
+    return Edit(f"a list with `{after}` and without `{item}`", apply, after)
+
+
+def set_item(key: str, old: str, new: str) -> Edit:
+    """Change the value that a dictionary display has for `key` from `old` to `new`."""
+
+    def apply(module: cst.Module) -> tuple[cst.Module, int]:
+        import libcst as cst
+
+        def matches(node: cst.CSTNode) -> bool:
+            if not isinstance(node, cst.DictElement):
+                return False
+            return _value(node.key, key) and _value(node.value, old)
+
+        def change(node: cst.CSTNode) -> cst.CSTNode:
+            return node.with_changes(value=cst.parse_expression(new))
+
+        return _rewrite(module, cst.DictElement, matches, change)
+
+    return Edit(f"`{key}: {old}`", apply)
 
 
 def add_name(name: str, after: str) -> Edit:
@@ -231,10 +278,14 @@ def _expressions(
 ) -> tuple[cst.Module, int]:
     import libcst as cst
 
-    kind = type(cst.parse_expression(code))
-    return _rewrite(
-        module, kind, lambda n: _means(f"({cst.Module(()).code_for_node(n)}\n)", code), change
-    )
+    return _rewrite(module, type(cst.parse_expression(code)), lambda n: _value(n, code), change)
+
+
+def _value(node: cst.CSTNode, code: str) -> bool:
+    """True when the expression `node` means `code`; it may go over several lines."""
+    import libcst as cst
+
+    return _means(f"({cst.Module(()).code_for_node(node)}\n)", code)
 
 
 def _means(text: str, code: str) -> bool:

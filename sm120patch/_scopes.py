@@ -41,6 +41,22 @@ class Function:
 
 
 @dataclass(frozen=True)
+class Class:
+    """A class of the module, its decorators included."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"class {self.name}"
+
+    def find(self, tree: ast.Module) -> list[ast.stmt]:
+        """Conditional definitions count, as with functions."""
+        return [
+            s for s in statements(tree.body) if isinstance(s, ast.ClassDef) and s.name == self.name
+        ]
+
+
+@dataclass(frozen=True)
 class FromImport:
     """The `from MODULE import ...` of the module's top level that brings in `having`."""
 
@@ -79,7 +95,7 @@ class Assignment:
 class Branch:
     """The `if` inside `within` that is known by what it does and what it asks.
 
-    `sets` is a statement directly in its body, `asks` an expression somewhere in its condition.
+    `sets` is a statement at any depth of its body, `asks` an expression somewhere in its condition.
     Text alone would not do: one release holds the same condition for an unrelated feature.
     """
 
@@ -97,7 +113,7 @@ class Branch:
             for function in self.within.find(tree)
             for node in ast.walk(function)
             if isinstance(node, ast.If)
-            and any(same(s, self.sets) for s in node.body)
+            and any(occurrences(s, self.sets) for s in node.body)
             and occurrences(node.test, self.asks)
         ]
 

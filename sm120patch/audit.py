@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sm120patch.environment import Checkout, Difference, Installation, verify_records
-from sm120patch.model import History, OwnedFile, State
+from sm120patch.environment.snapshot import read_target
+from sm120patch.model import History, Obstacle, OwnedFile, State, sha256_hex
 from sm120patch.operations import inspecting
 from sm120patch.operations.site import Site
 from sm120patch.state import DiskFact, disk_state
@@ -107,13 +108,21 @@ def _owned(
         # No difference from upstream: our content is gone.
         fact = DiskFact("pristine", installation.version, "pristine")
     else:
-        known = inspecting.known_as(entry.target, entry.path, difference.found)
-        fact = DiskFact(difference.found, installation.version, difference.expected, known)
+        # Git names the files that differ from HEAD, not what they hold.
+        found = difference.found or _digest(installation, entry.path)
+        expected = difference.expected or entry.pristine_sha256
+        known = inspecting.known_as(entry.target, entry.path, found)
+        fact = DiskFact(found, installation.version, expected, known)
     state, reason = disk_state(entry, fact)
     if state is None:
         return None
     sets = tuple(dict.fromkeys(c.split("/", 1)[0] for c in entry.changes))
     return Finding(state.value, entry.target, entry.path, reason, sets)
+
+
+def _digest(installation: Installation, path: str) -> str | None:
+    found = read_target(installation.root, path)
+    return None if isinstance(found, Obstacle) else sha256_hex(found[0])
 
 
 def _gone(site: Site, history: History) -> Iterator[Finding]:

@@ -14,10 +14,18 @@ from pathlib import Path
 from sm120patch import manifest
 from sm120patch.errors import CatalogueError, UsageError
 from sm120patch.model import PatchSet, PayloadKind
-from sm120patch.variants import choose, edit, engagement_for, launch_for, satisfied
+from sm120patch.variants import (
+    advice_for,
+    choose,
+    edit,
+    engagement_for,
+    launch_for,
+    satisfied,
+)
 
 __all__ = [
     "Catalogue",
+    "advice_for",
     "choose",
     "edit",
     "engagement_for",
@@ -160,6 +168,12 @@ def _relation_faults(sets: Mapping[str, PatchSet]) -> list[str]:
                 for name in names
                 if name not in sets
             ]
+    faults += [
+        f"{patch_set.id}.toml: relations.depends: {name!r} is an advice, which nothing can apply"
+        for patch_set in sets.values()
+        for name in patch_set.depends
+        if name in sets and sets[name].only_advice
+    ]
     if faults:
         return faults
     for patch_set in sets.values():

@@ -6,6 +6,7 @@ Writes one small file in the checkout's git directory, where `git status` does n
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from sm120patch.disk import remove_file, write_file
@@ -35,12 +36,17 @@ def _owner(path: Path) -> str | None:
     return owner if isinstance(owner, str) else None
 
 
+def _is_ours(owner: str | None, environment: Environment) -> bool:
+    """One prefix may be spelled in several ways: through a link, with and without a mount."""
+    return owner is not None and os.path.realpath(owner) == os.path.realpath(environment.prefix)
+
+
 def foreign_claims(environment: Environment) -> list[str]:
     """Say which checkouts another, still existing environment has patched."""
     problems = []
     for name, path in sorted(_claim_files(environment).items()):
         owner = _owner(path)
-        if owner is None or owner == str(environment.prefix):
+        if owner is None or _is_ours(owner, environment):
             continue
         if (Path(owner) / ".sm120patch" / "ledger.sqlite3").exists():
             problems.append(f"the checkout of {name} is patched and owned by {owner}")
@@ -55,5 +61,5 @@ def sync_claims(environment: Environment, history: History) -> None:
         if digests:
             claim = {"prefix": str(environment.prefix), "files": digests}
             write_file(path, json.dumps(claim, sort_keys=True).encode())
-        elif owner == str(environment.prefix):
+        elif _is_ours(owner, environment):
             remove_file(path)

@@ -41,14 +41,16 @@ from sm120patch._conditions import (
 )
 from sm120patch._edits import (
     Edit,
+    add_item,
     add_name,
     add_sibling,
     append,
     insert_after,
     replace,
+    set_item,
     widen,
 )
-from sm120patch._scopes import Assignment, Branch, FromImport, Function, Scope, places
+from sm120patch._scopes import Assignment, Branch, Class, FromImport, Function, Scope, places
 from sm120patch._slices import Source, Span, cut, read, span_of, splice
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, EditResult, Refused, Unchanged
@@ -56,6 +58,7 @@ from sm120patch.model import Changed, EditResult, Refused, Unchanged
 __all__ = [
     "Assignment",
     "Branch",
+    "Class",
     "Codemod",
     "Condition",
     "Edit",
@@ -64,6 +67,7 @@ __all__ = [
     "Scope",
     "Site",
     "accepts",
+    "add_item",
     "add_name",
     "add_sibling",
     "append",
@@ -78,6 +82,7 @@ __all__ = [
     "replace",
     "run",
     "satisfied",
+    "set_item",
     "widen",
 ]
 

@@ -19,7 +19,6 @@ to them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -173,16 +172,6 @@ def catalogue_digest(sets: Iterable[PatchSet]) -> str:
             for change in patch_set.changes
         }
     )
-
-
-def engine_digest() -> str:
-    """Digest of the code that runs payloads: an index of another engine may be out of date."""
-    here = Path(__file__).resolve().parent
-    names = ["codemod.py", "diffparse.py", "unified.py", "variants.py"]
-    digest = hashlib.sha256()
-    for path in sorted([*(here / name for name in names), *here.glob("_[a-z]*.py")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def write(head: dict[str, Any], contents: dict[str, dict[str, Any]]) -> bytes:

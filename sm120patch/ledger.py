@@ -57,12 +57,22 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+@contextlib.contextmanager
+def _reading_rows() -> Iterator[None]:
+    """Content that this module never writes is damage of the file, not a bug of ours."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"a row holds what was never written: {error}") from error
+
+
 class Ledger:
     """Open ledger of one environment. Use `open_ledger` or `read_ledger`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
 
+    @_reading_rows()
     def history(self) -> History:
         """Return the sets and files that the ledger says are on disk."""
         active = {
@@ -77,6 +87,7 @@ class Ledger:
         }
         return History(active, files)
 
+    @_reading_rows()
     def events(self, limit: int | None = None, set_id: str | None = None) -> list[Event]:
         """Return events, newest first; `limit` counts after the filter."""
         query = f"SELECT {_EVENT} FROM events"
@@ -88,11 +99,13 @@ class Ledger:
         parameters.append(-1 if limit is None else limit)
         return [_event(row) for row in self._db.execute(query, parameters)]
 
+    @_reading_rows()
     def committed(self, tx: str) -> Event | None:
         """Return the event by which transaction `tx` took effect, if it did."""
         row = self._db.execute(f"SELECT {_EVENT} FROM events WHERE tx = ?", (tx,)).fetchone()
         return None if row is None else _event(row)
 
+    @_reading_rows()
     def evidence(self, content_digest: str | None = None) -> list[Evidence]:
         """Return evidence, newest first, all of it or that for one content."""
         query = "SELECT * FROM evidence"
@@ -160,7 +173,7 @@ class Ledger:
 def _event(row: Sequence[object]) -> Event:
     kind, sets, data, tx, at, ident, tool = row
     return Event(
-        kind=str(kind), sets=tuple(json.loads(str(sets))), data=json.loads(str(data)),
+        kind=str(kind), sets=tuple(json.loads(str(sets))), data=dict(json.loads(str(data))),
         tx=None if tx is None else str(tx), at=str(at), id=int(str(ident)), tool=str(tool),
     )  # fmt: skip
 
@@ -195,7 +208,7 @@ def _evidence(row: Sequence[object]) -> Evidence:
         content_digest=str(content), baseline_digest=str(baseline), host=str(host),
         profile=str(profile), kind=str(kind), verdict=str(verdict), passed=bool(passed),
         sets=tuple(json.loads(str(sets))), baseline_sets=tuple(json.loads(str(base))),
-        data=json.loads(str(data)), at=str(at), id=int(str(ident)),
+        data=dict(json.loads(str(data))), at=str(at), id=int(str(ident)),
     )  # fmt: skip
 
 
@@ -276,6 +289,8 @@ def _create(path: Path) -> None:
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        raise sqlite3.DatabaseError("it is empty, or no ledger at all")
     if version != SCHEMA_VERSION:
         raise ConflictError(
             f"the ledger {path} has format {version}, this sm120patch knows {SCHEMA_VERSION}",

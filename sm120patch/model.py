@@ -127,8 +127,24 @@ class Window:
 
     versions: str
     outcome: str
-    """`upstream` (the target already has it) or `not-needed` (the gate does not exist there)."""
+    """`upstream` (the target already has it), `not-needed` (the gate does not exist there) or
+    `refused` (the change would be wrong there, for instance because upstream decided otherwise)."""
     reason: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to set instead of patching, or why what people ask for is refused, for some versions."""
+
+    target: str
+    versions: str
+    outcome: str
+    """`set` (`args` and `env` do it without a patch) or `refused` (it does harm, or nothing)."""
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    reason: str
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """Other distribution -> specifier that must hold for the advice to work."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +240,13 @@ class PatchSet:
     """ISO date on which the windows were last compared with the published packages."""
     digest: str
     """Digest of the manifest and all its payloads: what the ledger pins."""
+    advice: tuple[Advice, ...] = ()
+    """Beside changes: another way to the same end. Without any: all that the entry has."""
+
+    @property
+    def only_advice(self) -> bool:
+        """True for an entry that changes nothing: it says what to set, or why not to patch."""
+        return not self.changes and not self.depends
 
     def change(self, change_id: str) -> Change | None:
         """Return the change of that id, if the set has it."""

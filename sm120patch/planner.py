@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sm120patch.catalogue import Catalogue, choose, engagement_for, launch_for
+from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
 from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
 from sm120patch.model import (
     ActiveSet,
@@ -35,6 +35,7 @@ from sm120patch.model import (
 )
 from sm120patch.policy import merge_launches, merge_policies
 from sm120patch.unified import make_diff
+from sm120patch.variants import advice_hint
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Refusal:
     """`conflict`, `not-applicable` or `usage`; the gravest one decides the exit code."""
     reasons: tuple[str, ...]
     decisions: tuple[ChangeDecision, ...] = ()
+    hint: str | None = None
+    """What to do instead, where the catalogue says so."""
 
 
 def wanted_files(
@@ -118,7 +121,8 @@ class _Planner:
         self._roll_up(closure, states)
         blocked = [name for name in request.sets if states[name] is State.NOT_APPLICABLE]
         if blocked:
-            return Refusal("not-applicable", self._reasons(draft), tuple(draft.decisions))
+            reasons, decisions = self._reasons(draft), tuple(draft.decisions)
+            return Refusal("not-applicable", reasons, decisions, self._instead(blocked))
         # Dry decisions only chose what takes part; contents are planned together below.
         wanted = {
             name: self._record(name, selection[name], request)
@@ -193,6 +197,12 @@ class _Planner:
                 ChangeDecision(name, "*", "host", None, Outcome.NOT_APPLICABLE, reason)
             )
             return State.NOT_APPLICABLE
+        if patch_set.only_advice:
+            reason = advice_for(patch_set, self._versions)[1]
+            draft.decisions.append(
+                ChangeDecision(name, "*", "host", None, Outcome.NOT_APPLICABLE, reason)
+            )
+            return State.NOT_APPLICABLE
         outcomes = [self._decide(patch_set, c, selected, draft) for c in patch_set.changes]
         if Outcome.NOT_APPLICABLE in outcomes:
             return State.NOT_APPLICABLE
@@ -231,6 +241,15 @@ class _Planner:
         if isinstance(result, Refused):
             return Outcome.REFUSED, choice.path, result.reason
         return Outcome.UPSTREAM, choice.path, result.reason
+
+    def _instead(self, names: Iterable[str]) -> str | None:
+        """Join what to set instead of the entries that are nothing but advice."""
+        found = [
+            advice_for(patch_set, self._versions)[0]
+            for patch_set in map(self._catalogue.get, names)
+            if patch_set.only_advice
+        ]
+        return "; ".join(advice_hint(a) for a in found if a and a.outcome == "set") or None
 
     def _roll_up(self, closure: Iterable[str], states: dict[str, State]) -> None:
         """A set inherits from its dependencies; one without changes is nothing but them."""

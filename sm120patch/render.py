@@ -167,6 +167,18 @@ def set_dict(patch_set: PatchSet) -> dict[str, object]:
             {"topology": k.topology, "effect": k.effect, "source": k.source, "harmful": k.harmful}
             for k in patch_set.known_results
         ],
+        "advice": [
+            {
+                "target": a.target,
+                "versions": a.versions,
+                "outcome": a.outcome,
+                "args": list(a.args),
+                "env": dict(a.env),
+                "reason": a.reason,
+                "requires": dict(a.requires),
+            }
+            for a in patch_set.advice
+        ],
         "digest": patch_set.digest,
     }
 

@@ -65,11 +65,7 @@ class StateDirectory:
             if not (self.path / "README").exists():
                 write_file(self.path / "README", _README.encode())
         except OSError as error:
-            raise HostError(
-                f"cannot create the state directory {self.path}: {error.strerror}",
-                hint="run as the owner of the environment, or make its file system writable",
-                details={"path": str(self.path), "errno": error.errno},
-            ) from error
+            raise _unwritable(self.path, error) from error
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
@@ -78,7 +74,10 @@ class StateDirectory:
         The kernel frees the lock when the process dies, so a stale lock cannot exist.
         """
         self.ensure()
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,11 +88,22 @@ class StateDirectory:
                     hint="wait until it has finished, then run the command again",
                     details={"holder": holder},
                 ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
             yield
         finally:
             os.close(fd)
+
+
+def _unwritable(path: Path, error: OSError) -> HostError:
+    return HostError(
+        f"the state directory {path} cannot be written: {error.strerror}",
+        hint="run as the owner of the environment, or make its file system writable",
+        details={"path": str(path), "errno": error.errno},
+    )
 
 
 class Store:

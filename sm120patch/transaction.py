@@ -21,6 +21,7 @@ from sm120patch import disk
 from sm120patch.caches import bytecode
 from sm120patch.errors import (
     ConflictError,
+    HostError,
     RecoveryNeededError,
     RolledBackError,
     Sm120PatchError,
@@ -104,7 +105,7 @@ class Transaction:
     """A journalled exchange between side `a` and side `b`. Use `begin` or `recover`."""
 
     def __init__(self, state: StateDirectory, journal: Journal) -> None:
-        self._state = state
+        self.state = state
         self._store = Store(state)
         self.journal = journal
 
@@ -117,8 +118,9 @@ class Transaction:
         with held_back():
             self._write(moving_to=side)
             pending = self._pending(side)
-            self._park_caches()
+            # A full disk is met here, before anything has moved.
             staged = [(entry, self._stage(entry, side)) for entry in pending]
+            self._park_caches()
             for entry, (temporary, path) in staged:
                 temporary.replace(path)
                 _checkpoint(f"replace {entry.path}")
@@ -129,7 +131,7 @@ class Transaction:
 
     def _write(self, **changes: object) -> None:
         self.journal = replace(self.journal, **changes)  # type: ignore[arg-type]
-        write_journal(self._state.journal, self.journal)
+        write_journal(self.state.journal, self.journal)
         _checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 
     def _pending(self, side: Side) -> list[JournalFile]:
@@ -213,19 +215,21 @@ class Transaction:
         try:
             with held_back():
                 self._remove_temporaries()
-                side = decided_side(self._state, self.journal)
+                side = decided_side(self.state, self.journal)
                 # With a full disk not even the journal can be written; when no file has moved,
                 # nothing has to be.
                 if self.journal.at != side or self._pending(side):
                     self.swap(side)
+                elif self.journal.moving_to is not None:
+                    self._place_caches(side)
                 self._close()
         except (OSError, Sm120PatchError) as error:
             raise RecoveryNeededError(
                 f"{self.journal.command!r} failed and could not be rolled back: {error}",
                 hint="mend the cause, then run `sm120patch recover`",
-                details={"journal": str(self._state.journal)},
+                details={"journal": str(self.state.journal)},
             ) from error
-        return committed_event(self._state, self.journal.tx) is None
+        return committed_event(self.state, self.journal.tx) is None
 
     def _remove_temporaries(self) -> None:
         for entry in self.journal.files:
@@ -234,7 +238,7 @@ class Transaction:
 
     def _close(self) -> None:
         self._remove_temporaries()
-        remove_journal(self._state.journal)
+        remove_journal(self.state.journal)
         _checkpoint("journal removed")
 
     def drop_foreign(self) -> list[str]:
@@ -293,15 +297,7 @@ def begin(
     """
     require_settled(state)
     _require_unchanged(steps)
-    store = Store(state)
-    for step in steps:
-        store.put(step.before)
-        store.put(step.after)
-        store.put(step.pristine)
-        _checkpoint(f"store {step.path}")
-    transaction = Transaction(state, _journal(steps, settings))
-    write_journal(state.journal, transaction.journal)
-    _checkpoint("journal opened")
+    transaction = _open(state, steps, settings)
     try:
         yield transaction
         if state.journal.exists():
@@ -315,6 +311,28 @@ def begin(
                 details={"errno": error.errno},
             ) from error
         raise
+
+
+def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings) -> Transaction:
+    """Keep every content, then open the journal; HostError when the disk refuses."""
+    store = Store(state)
+    try:
+        for step in steps:
+            for data in (step.before, step.after, step.pristine):
+                store.put(data)
+            _checkpoint(f"store {step.path}")
+        transaction = Transaction(state, _journal(steps, settings))
+        write_journal(state.journal, transaction.journal)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            remove_journal(state.journal)
+        raise HostError(
+            f"{settings.command!r} could not begin: {state.path}: {error.strerror or error}",
+            hint="no file of the packages was touched; check free space and permissions",
+            details={"path": str(state.path), "errno": error.errno},
+        ) from error
+    _checkpoint("journal opened")
+    return transaction
 
 
 def _require_unchanged(steps: tuple[FileStep, ...]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from sm120patch import versions
 from sm120patch.model import (
+    Advice,
     Change,
     Changed,
     EditResult,
@@ -28,7 +29,7 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
     """Return what the change means for the installed versions (distribution -> version), and why.
 
     A Variant is to be applied, a Window says that there is nothing to do, None that the change
-    knows nothing about this version; then the reason says what it knows.
+    must not be made for this version, or knows nothing about it; the reason says which.
     """
     found = installed.get(change.target)
     if found is None:
@@ -41,11 +42,41 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
         if version not in versions.parse(candidate.versions):
             continue
         if isinstance(candidate, Window):
-            return candidate, candidate.reason
+            return (None if candidate.outcome == "refused" else candidate), candidate.reason
         unmet = _unmet(candidate.requires, installed)
         return (None, unmet) if unmet else (candidate, f"{change.target} {found}")
     known = " or ".join(v.versions for v in change.variants)
     return None, f"nothing is known about {change.target} {found}; it is for {known}"
+
+
+def advice_for(patch_set: PatchSet, installed: Mapping[str, str]) -> tuple[Advice | None, str]:
+    """Return the advice for the installed versions, and in words what it comes to.
+
+    None when there is none for them; then the words say for which there is.
+    """
+    for advice in patch_set.advice:
+        if _applies(advice, installed):
+            unmet = _unmet(advice.requires, installed)
+            return (None, unmet) if unmet else (advice, advice_text(advice))
+    known = " or ".join(f"{a.target} {a.versions}" for a in patch_set.advice)
+    targets = dict.fromkeys(a.target for a in patch_set.advice)
+    found = " and ".join(f"{name} {installed[name]}" for name in targets if name in installed)
+    return None, f"it is for {known}; found {found or 'none'}"
+
+
+def advice_text(advice: Advice) -> str:
+    """`no patch needed: set X=1: why`, or `refused: why`."""
+    if advice.outcome == "refused":
+        return f"refused: {advice.reason}"
+    return f"{advice_hint(advice)}: {advice.reason}"
+
+
+def advice_hint(advice: Advice) -> str:
+    """`no patch needed: set X=1` and `start the server with --option`, whatever is advised."""
+    variables = " ".join(f"{name}={value}" for name, value in sorted(advice.env.items()))
+    parts = [f"set {variables}"] if variables else []
+    parts += [f"start the server with {' '.join(advice.args)}"] if advice.args else []
+    return f"no patch needed: {' and '.join(parts)}"
 
 
 def launch_for(patch_set: PatchSet, installed: Mapping[str, str]) -> Launch:
@@ -64,7 +95,7 @@ def engagement_for(patch_set: PatchSet, installed: Mapping[str, str]) -> tuple[E
     return tuple(e for e in patch_set.engagement if _applies(e, installed))
 
 
-def _applies(item: LaunchOptions | Engagement, installed: Mapping[str, str]) -> bool:
+def _applies(item: LaunchOptions | Engagement | Advice, installed: Mapping[str, str]) -> bool:
     version = versions.installed(installed.get(item.target, ""))
     return version is not None and version in versions.parse(item.versions)
 

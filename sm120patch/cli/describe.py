@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from sm120patch.model import Change, Launch, PatchSet
+from sm120patch.model import Advice, Change, Launch, PatchSet
 from sm120patch.render import clean, launch_text
+from sm120patch.variants import advice_text
 
 WIDTH = 96
 
@@ -22,10 +23,15 @@ def describe_set(patch_set: PatchSet) -> str:
         f"for compute capability  {', '.join(patch_set.compute_capability) or 'any'}",
         f"upstream                {patch_set.upstream_status} (checked {patch_set.last_checked})",
         *_wrap(patch_set.upstream_reason, " " * 24),
-        f"must show               {policy.goal.value}, margin {policy.margin:.0%}",
     ]
+    if not patch_set.only_advice:
+        lines.append(f"must show               {policy.goal.value}, margin {policy.margin:.0%}")
     if patch_set.depends:
         lines.append(f"takes along             {', '.join(patch_set.depends)}")
+    if patch_set.advice:
+        lines += ["", "there is nothing to patch" if patch_set.only_advice else "without a patch"]
+    for advice in patch_set.advice:
+        lines += _advice(advice)
     for change in patch_set.changes:
         lines += ["", *_change(change)]
     lines += _launch(patch_set)
@@ -51,6 +57,12 @@ def _change(change: Change) -> Iterator[str]:
         yield f"  {change.target} {variant.versions}: {variant.kind.value} of {variant.path}"
     for window in change.windows:
         yield f"  {change.target} {window.versions}: {window.outcome}: {window.reason}"
+
+
+def _advice(advice: Advice) -> Iterator[str]:
+    companions = "".join(f", {name} {wanted}" for name, wanted in advice.requires.items())
+    yield f"  {advice.target} {advice.versions}{companions}:"
+    yield from _wrap(advice_text(advice), "    ")
 
 
 def _launch(patch_set: PatchSet) -> list[str]:

@@ -31,7 +31,10 @@ def list_sets(output: Output, catalogue: Path | None) -> int:
     from sm120patch.render import set_dict, table
 
     sets = catalogues.load(catalogue).sets.values()
-    rows = [(s.id, f"r{s.revision}", s.verification.goal.value, s.title) for s in sets]
+    rows = [
+        (s.id, f"r{s.revision}", "advice" if s.only_advice else s.verification.goal.value, s.title)
+        for s in sets
+    ]
     output.data({"sets": [set_dict(s) for s in sets]}, table(rows))
     return ExitCode.OK
 

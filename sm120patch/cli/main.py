@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import click
 from sm120patch import __version__
 from sm120patch.cli import changing, looking, releases
 from sm120patch.cli.output import Output
-from sm120patch.errors import ExitCode, Sm120PatchError
+from sm120patch.errors import ExitCode, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
 
 
@@ -45,8 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return int(ExitCode.INTERRUPTED)
     except click.ClickException as error:
-        error.show()
-        return int(ExitCode.USAGE)
+        return _usage(output, error, sys.argv[1:] if arguments is None else arguments)
     except Sm120PatchError as error:
         output.error(error)
         return int(error.exit_code)
@@ -60,6 +60,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _bug(output, error)
     return int(code) if isinstance(code, int) else int(ExitCode.OK)
+
+
+def _usage(output: Output, error: click.ClickException, words: Sequence[str]) -> int:
+    """Say what is wrong with the command line, in the form that it asks for."""
+    # Where the options cannot be parsed, nobody has read `--output` yet.
+    if output.as_json or "--output=json" in words or ("--output", "json") in pairwise(words):
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        path = context.command_path if context else "sm120patch"
+        output.as_json = True
+        output.command = path.removeprefix("sm120patch").strip()
+        output.error(UsageError(error.format_message(), hint=f"see `{path} --help`"))
+    else:
+        error.show()
+    return int(ExitCode.USAGE)
 
 
 def _bug(output: Output, error: Exception) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from sm120patch.errors import CatalogueError
 from sm120patch.manifest.changes import ReadPayload, read_changes
 from sm120patch.manifest.running import (
+    read_advice,
     read_engagement,
     read_known_results,
     read_launch,
@@ -32,7 +33,7 @@ MAX_BYTES = 1 << 20
 
 _CAPABILITY = r"[0-9]{1,2}\.[0-9]"
 # The words of CycloneDX for patches, and of Yocto for their way upstream.
-_TYPES = ("unofficial", "backport", "cherry-pick", "monkey")
+_TYPES = ("unofficial", "backport", "cherry-pick", "monkey", "advice")
 _STATUSES = (
     "pending",
     "submitted",
@@ -96,15 +97,15 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
     set_id = head.text("id", pattern=ID)
     changes = read_changes(root, set_id, read_payload)
     depends = relations.texts("depends", pattern=ID)
-    if not changes and not depends:
-        root.fault("change", "a set needs changes, or dependencies that it bundles")
+    kind, advice = head.choice("type", _TYPES), read_advice(root)
+    _check_substance(root, kind, bool(changes or depends), bool(advice))
     status = upstream.choice("status", _STATUSES)
     patch_set = PatchSet(
         id=set_id,
         revision=head.integer("revision", 1, 1_000_000),
         title=head.text("title", pattern=ONE_LINE),
         description=head.text("description"),
-        type=head.choice("type", _TYPES),
+        type=kind,
         compute_capability=host.texts("compute-capability", pattern=_CAPABILITY),
         depends=depends,
         conflicts=relations.texts("conflicts", pattern=ID),
@@ -117,10 +118,22 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
         upstream_reason=upstream.text("reason", default="" if status == "pending" else None),
         last_checked=_date(upstream, "last-checked"),
         digest=_digest(text, changes),
+        advice=advice,
     )
     for table in (head, host, relations, upstream, root):
         table.finish()
     return patch_set
+
+
+def _check_substance(root: Table, kind: str, patches: bool, advises: bool) -> None:
+    """Note an entry that does nothing, and an advice that would change files after all."""
+    if kind == "advice":
+        if not advises:
+            root.fault("advice", "an entry of type 'advice' needs one")
+        if patches:
+            root.fault("change", "an entry of type 'advice' has neither changes nor dependencies")
+    elif not patches:
+        root.fault("change", "a set needs changes, or dependencies that it bundles")
 
 
 def _digest(text: bytes, changes: Sequence[Change]) -> str:

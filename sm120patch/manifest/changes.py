@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sm120patch import relpath
-from sm120patch.manifest.ranges import check_disjoint, check_range, read_range
+from sm120patch.manifest.ranges import check_disjoint, read_range, read_requires
 from sm120patch.manifest.toml import ID, ONE_LINE, Table
 from sm120patch.model import IMPORT_NAMES, Change, PayloadKind, Variant, Window, sha256_hex
 
 ReadPayload = Callable[[str], bytes]
 
-_DISTRIBUTION = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _SHA256 = r"[0-9a-f]{64}"
 
 
@@ -59,12 +58,10 @@ def _variant(table: Table, target: str, set_id: str, read_payload: ReadPayload) 
         data=_payload(table, payload, set_id, sha256, read_payload),
         present=table.mapping("present", int, pattern=ONE_LINE),
         absent=table.texts("absent", pattern=ONE_LINE),
-        requires=table.mapping("requires", str, pattern=_DISTRIBUTION),
+        requires=read_requires(table),
     )
     _check_path(table, variant, target)
     _check_conditions(table, variant)
-    for distribution, text in variant.requires.items():
-        check_range(table, f"requires.{distribution}", text)
     table.finish()
     return variant
 
@@ -119,7 +116,7 @@ def _payload(
 def _window(table: Table) -> Window:
     window = Window(
         versions=read_range(table),
-        outcome=table.choice("outcome", ("upstream", "not-needed")),
+        outcome=table.choice("outcome", ("upstream", "not-needed", "refused")),
         reason=table.text("reason", pattern=ONE_LINE),
     )
     table.finish()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from sm120patch import versions
 from sm120patch.manifest.toml import Table
 
+_DISTRIBUTION = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+
 
 def read_range(table: Table) -> str:
     """Return the checked range at `versions`."""
@@ -23,6 +25,14 @@ def check_range(table: Table, key: str, text: str) -> None:
         versions.parse(text)
     except ValueError as error:
         table.fault(key, str(error))
+
+
+def read_requires(table: Table) -> dict[str, str]:
+    """Return the checked ranges at `requires`: companion distribution -> its versions."""
+    requires = table.mapping("requires", str, pattern=_DISTRIBUTION)
+    for distribution, text in requires.items():
+        check_range(table, f"requires.{distribution}", text)
+    return requires
 
 
 def check_disjoint(tables: Sequence[Table], ranges: Sequence[str]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sm120patch.manifest.ranges import check_disjoint, read_range
+from sm120patch.manifest.ranges import check_disjoint, read_range, read_requires
 from sm120patch.manifest.toml import ONE_LINE, Table
 from sm120patch.model import (
     IMPORT_NAMES,
+    Advice,
     Engagement,
     Goal,
     KnownResult,
@@ -50,6 +51,32 @@ def _launch_options(table: Table) -> LaunchOptions:
         table.fault("args", "neither args nor env are given")
     table.finish()
     return options
+
+
+def read_advice(root: Table) -> tuple[Advice, ...]:
+    """Read every `[[advice]]`; one at most counts for a version of a target."""
+    tables = root.tables("advice")
+    advice = tuple(_advice(table) for table in tables)
+    _check_disjoint_by_target(tables, advice)
+    return advice
+
+
+def _advice(table: Table) -> Advice:
+    advice = Advice(
+        target=table.choice("target", tuple(IMPORT_NAMES)),
+        versions=read_range(table),
+        outcome=table.choice("outcome", ("set", "refused")),
+        args=table.texts("args", pattern=ONE_LINE, distinct=False),
+        env=table.mapping("env", str, pattern=_VARIABLE),
+        reason=table.text("reason", pattern=ONE_LINE),
+        requires=read_requires(table),
+    )
+    given = bool(advice.args or advice.env)
+    if given != (advice.outcome == "set"):
+        word = "names nothing to set" if not given else "names what to set, yet is refused"
+        table.fault("outcome", f"{advice.outcome!r}, but the advice {word}")
+    table.finish()
+    return advice
 
 
 def read_engagement(root: Table) -> tuple[Engagement, ...]:
@@ -116,7 +143,7 @@ def _known_result(table: Table) -> KnownResult:
 
 
 def _check_disjoint_by_target(
-    tables: Sequence[Table], items: Sequence[LaunchOptions | Engagement]
+    tables: Sequence[Table], items: Sequence[LaunchOptions | Engagement | Advice]
 ) -> None:
     for target in IMPORT_NAMES:
         same = [(t, i.versions) for t, i in zip(tables, items, strict=True) if i.target == target]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm120patch import fingerprints
-from sm120patch.catalogue import choose
+from sm120patch.catalogue import advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import Ledger, read_ledger
@@ -164,7 +164,9 @@ def _look(
     if capability is not None and wanted and capability not in wanted:
         return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
     versions = {name: t.version for name, t in snapshot.targets.items()}
-    reasons, live = [], not patch_set.changes
+    if patch_set.only_advice:
+        return State.NOT_APPLICABLE, advice_for(patch_set, versions)[1]
+    reasons, live = [], False  # a set without changes is nothing but its dependencies
     for change in patch_set.changes:
         if change.optional:
             continue

@@ -92,9 +92,8 @@ def _error(request: Request, refusal: Refusal) -> Sm120PatchError:
     if refusal.kind == "usage":
         return UsageError(message, hint=f"see `sm120patch show {names}`", details=details)
     if refusal.kind == "not-applicable":
-        return NotApplicableError(
-            message, hint=f"`sm120patch show {names}` lists versions and GPUs", details=details
-        )
+        hint = refusal.hint or f"`sm120patch show {names}` lists versions and GPUs"
+        return NotApplicableError(message, hint=hint, details=details)
     return ConflictError(message, hint=_conflict_hint(refusal), details=details)
 
 

@@ -7,7 +7,7 @@ Writes the target through the transaction, then the ledger. Used by `apply --no-
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,6 +137,15 @@ def expected_after(plan: Plan) -> dict[tuple[str, str], str]:
     return {(s.target, s.path): s.after_sha256 for s in plan.files}
 
 
+def commit(tx: transaction.Transaction, side: Side, record: Callable[[str, Side], None]) -> None:
+    """Commit; ^C that arrives too late to undo anything does not hide that it took effect."""
+    try:
+        tx.commit(side, record)
+    except KeyboardInterrupt:
+        if transaction.committed_event(tx.state, tx.journal.tx) is None:
+            raise
+
+
 def event_details(plan: Plan, side: Side, settings: transaction.Settings) -> dict[str, object]:
     """What every event that changed files keeps."""
     return {
@@ -184,5 +193,5 @@ def execute(
     with transaction.begin(site.state, plan.files, settings) as tx:
         tx.swap("b")
         check_imports(site, expected_after(plan))
-        tx.commit("b", write)
+        commit(tx, "b", write)
     return Recorded(numbers[0], result)

@@ -141,6 +141,7 @@ def verify_case(
             result = _commit(site, case, profile, tx, outcome, settings)
         return replace(result, restart_problem=_leave_external(profile, duty, result.end))
     except KeyboardInterrupt:
+        transaction.require_settled(site.state)
         _leave_external(profile, duty, case.start)
         _note(site, case, "interrupted", {"command": command})
         raise InterruptedByUser(
@@ -212,7 +213,9 @@ def _commit(
             staging.record(site, Event(kind, case.sets, details, tx_id), history, evidence)
         )
 
-    tx.commit(end, record)
+    if tx.journal.at != end:
+        _Swap(site, tx)(Arm.PATCHED if end == "b" else Arm.BASELINE)
+    staging.commit(tx, end, record)
     return Verified(outcome, end, numbers[0], confirmed)
 
 

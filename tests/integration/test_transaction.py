@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sm120patch import disk, transaction
-from sm120patch.errors import ConflictError, RecoveryNeededError, RolledBackError
+from sm120patch.errors import ConflictError, HostError, RecoveryNeededError, RolledBackError
 from sm120patch.evidence import Event
 from sm120patch.journal import Side, read_journal
 from sm120patch.ledger import open_ledger
@@ -138,7 +138,7 @@ def test_a_failing_disk_rolls_back(
     try:
         place.run()
         outcome = "done"
-    except (RolledBackError, OSError):
+    except (RolledBackError, HostError):
         outcome = "failed"
     monkeypatch.undo()
     committed = place.state.ledger.exists() and place.events() == ["staged"]

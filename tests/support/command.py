@@ -41,6 +41,14 @@ def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 300, *
     return _run([sys.executable, "-m", "sm120patch", *map(str, arguments)], cwd, timeout, env)
 
 
+def run_after(statements: str, *arguments: str | Path, **env: str) -> Ran:
+    """Run it in a process that executes some Python statements first: hooks, limits."""
+    command = "import sys\nfrom sm120patch.cli.main import run\nsys.exit(run(sys.argv[1:]))"
+    return _run(
+        [sys.executable, "-c", f"{statements}\n{command}", *map(str, arguments)], None, 300, env
+    )
+
+
 def run_killed_at(step: int, *arguments: str | Path) -> Ran:
     """Run it and kill it after that many steps; a negative code is the signal."""
     words = [sys.executable, "-m", "tests.support.crash_child", str(step), *map(str, arguments)]

@@ -7,7 +7,8 @@ import ast
 import pytest
 
 from sm120patch import codemod
-from tests.unit.test_codemod import changed, payload, refusal
+from sm120patch.model import Changed
+from tests.unit.test_codemod import changed, payload, refusal, run
 
 # --- single edits ---------------------------------------------------------------------------------
 
@@ -61,6 +62,63 @@ def test_append_keeps_the_layout(before: str, after: str) -> None:
 def test_append_leaves_other_arguments_alone() -> None:
     add = payload('Site(Function("g"), append("v", "[9, 10]", 12))')
     assert "0 times" in refusal("def g():\n    f(w=[9, 10], v=[9, 10, 11])\n", add)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('["a", "c"]', '["a", "b", "c"]'),
+        ("['a', 'c',]", "['a', \"b\", 'c',]"),
+        ('["c", "a"]', '["c", "a", "b"]'),
+        ('[\n    "a",  # first\n    "c",\n]', '[\n    "a",  # first\n    "b",\n    "c",\n]'),
+        ('[\n    "c",\n    "a",\n]', '[\n    "c",\n    "a",\n    "b",\n]'),
+        ('["a", *c]', None),
+        ('["a", "b"]', None),
+        ('["a", "a"]', None),
+        ('("a", "c")', None),
+    ],
+)  # fmt: skip
+def test_add_item_keeps_the_layout_and_wants_one_place(before: str, after: str | None) -> None:
+    add = payload(
+        """Site(Assignment("A"), add_item('"b"', after='"a"'))""",
+        """has(Assignment("A"), '"b"'),""",
+    )
+    rest = 'B = ["a", "c"]\n'
+    if after is None:
+        assert not isinstance(run(f"A = {before}\n{rest}", add), Changed)
+    else:
+        assert changed(f"A = {before}\n{rest}", add).decode() == f"A = {after}\n{rest}"
+
+
+def test_set_item_changes_the_value_of_that_key_alone() -> None:
+    change = payload(
+        """Site(Function("f"), set_item('"stages"', "4", "3 if low() else 4"))""",
+        """has(Function("f"), "3 if low() else 4"),""",
+    )
+    before = (
+        "def f(x):\n    if x:\n        c = {\n            'warps': 4,\n"
+        "            'stages': 4,  # deep\n        }\n    else:\n        c = {'stages': 3}\n"
+    )
+    after = before.replace("'stages': 4,", "'stages': 3 if low() else 4,")
+    assert changed(before, change).decode() == after
+    assert 'found `"stages": 4` 2 times' in refusal(before.replace(": 3}", ": 4}"), change)
+    assert "0 times" in refusal(before.replace("'stages': 4", "'stages': 5"), change)
+
+
+def test_a_method_is_inserted_behind_another_one_of_the_class() -> None:
+    insert = payload(
+        """Site(Class("A"), insert_after("def f(self): return 1", "\\ndef g(self): return 2"))""",
+        """has(Function("A.g"), "2"),""",
+    )
+    file = (
+        "class A:\n    x = 1\n\n    def f(self):\n        # one\n        return 1\n\n"
+        "    def h(self):\n        return 3\n\n\nclass B:\n    def f(self):\n        return 1\n"
+    )
+    added = "        return 1\n\n    def g(self): return 2\n\n    def h"
+    assert changed(file, insert).decode() == file.replace("        return 1\n\n    def h", added)
+    assert "class A: found 0" in refusal(file.replace("class A", "class C"), insert)
+    assert "found 2" in refusal(file + file, insert)
+    assert "0 times" in refusal(file.replace("return 1", "return 0"), insert)
 
 
 @pytest.mark.parametrize(
