@@ -57,8 +57,7 @@ def matrix_text(results: Sequence[ReleaseResult]) -> str:
         if result.error:
             rows.append((name, "-", "error", result.error))
         for entry in result.sets:
-            reasons = [] if entry.changes else entry.reasons  # Its changes name theirs below.
-            rows.append((name, entry.id, entry.outcome.value, "; ".join(reasons)))
+            rows.append((name, entry.id, entry.outcome.value, "; ".join(entry.others)))
             rows += [
                 ("", f"  {d.change_id}", d.outcome.value, "" if d.sites else d.reason)
                 for d in entry.changes
@@ -136,9 +135,10 @@ def _reasons(results: Sequence[ReleaseResult], name: str) -> list[str]:
     for number, result in enumerate(results):
         for change in _changes(result, name):
             if change.outcome not in (Outcome.PATCHED, Outcome.NOT_SELECTED):
-                version = result.versions.get(change.target, "")
-                # What differs by nothing but the version that it names is one reason.
-                reason = change.reason.replace(f"{change.target} {version}", change.target)
+                reason = change.reason
+                for target, version in result.versions.items():
+                    # What differs by nothing but the version that it names is one reason.
+                    reason = reason.replace(f"{target} {version}", target)
                 where.setdefault((change.change_id, reason), []).append(number)
     lines = [
         f"- {named(change)}{_runs(results, numbers)}: {_escaped(reason)}"

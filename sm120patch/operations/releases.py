@@ -46,6 +46,11 @@ class SetResult:
     launch: Launch
     """What a server must be started with then."""
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Reasons that its own changes do not give."""
+        return tuple(r for r in self.reasons if not r.startswith(f"{self.id}/"))
+
 
 @dataclass(frozen=True)
 class ReleaseResult:

@@ -204,7 +204,7 @@ def _as_shipped(snapshot: Snapshot) -> Snapshot:
 
 
 def _drifts(one: SetResult, two: SetResult) -> Iterator[Drift]:
-    yield Drift(one.id, "", one.outcome.value, two.outcome.value, "; ".join(two.reasons))
+    yield Drift(one.id, "", one.outcome.value, two.outcome.value, "; ".join(two.others))
     before = {d.change_id: d for d in one.changes}
     for change in two.changes:
         old = before.get(change.change_id)
