@@ -114,7 +114,6 @@ def plan_against(
     """Show what becomes of sets (those on disk without a name) when packages are upgraded."""
     from sm120patch.cli.releasetext import outlook_dict, outlook_text
     from sm120patch.environment import take_snapshot
-    from sm120patch.model import Outcome
     from sm120patch.operations import upgrading
 
     history = site.history()
@@ -132,11 +131,7 @@ def plan_against(
         chosen,
         shelf,
     )
-    bad = (Outcome.REFUSED, Outcome.NOT_APPLICABLE)
-    lost = any(s.outcome in bad for s in outlook.sets) or any(
-        note.startswith("together: ") for note in outlook.notes
-    )
-    code = ExitCode.FINDINGS if lost else ExitCode.OK
+    code = ExitCode.FINDINGS if outlook.loses else ExitCode.OK
     output.data(outlook_dict(outlook), outlook_text(outlook), code)
     return code
 

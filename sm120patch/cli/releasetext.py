@@ -138,6 +138,7 @@ def _reasons(results: Sequence[ReleaseResult], name: str) -> list[str]:
                 reason = change.reason
                 for target, version in result.versions.items():
                     # What differs by nothing but the version that it names is one reason.
+                    reason = reason.replace(f"; found {target} {version}", "")
                     reason = reason.replace(f"{target} {version}", target)
                 where.setdefault((change.change_id, reason), []).append(number)
     lines = [

@@ -31,6 +31,10 @@ from sm120patch.policy import merge_launches
 from sm120patch.published import Shelf
 
 
+TOGETHER = "together: "
+"""Begins the notes about sets that fit one by one and not together."""
+
+
 @dataclass(frozen=True)
 class Drift:
     """One change (or, with an empty change, its set) now and after an upgrade."""
@@ -63,6 +67,17 @@ class Outlook:
     launch: tuple[Launch, Launch]
     """What the server must be started with, now and then."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def loses(self) -> bool:
+        """True when a set does not fit any more, or not together with the others."""
+        worse = any(
+            drift.then == Outcome.REFUSED.value
+            or (drift.drifts and drift.then == Outcome.NOT_APPLICABLE.value)
+            for drift in self.drifts
+            if not drift.change_id
+        )
+        return worse or any(note.startswith(TOGETHER) for note in self.notes)
 
 
 def named_packages(texts: Iterable[str], shelf: Shelf) -> dict[str, Package]:
@@ -161,7 +176,7 @@ def _together(
     joint = make_plan(catalogue, snapshot, History(), request, edits)
     if isinstance(joint, Plan) or joint.kind != "conflict":
         return []
-    return [f"together: {reason}" for reason in joint.reasons]
+    return [TOGETHER + reason for reason in joint.reasons]
 
 
 def _completed(

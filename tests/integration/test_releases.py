@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from sm120patch.errors import CatalogueError, HostError, UsageError
 from sm120patch.operations.releases import chosen_releases
 from sm120patch.published import Shelf, known
-from tests.support.catalogue import A_TEXT, write_catalogue, write_environment
+from tests.support.catalogue import A_TEXT, install, write_catalogue, write_environment
 from tests.support.command import run
 from tests.support.environments import tree_digest
 from tests.support.packages import publish, write_wheel
@@ -219,6 +220,17 @@ def test_an_upgrade_brings_what_it_pins_and_every_drift_is_listed(upgraded: Upgr
     assert {s["id"]: s["outcome"] for s in done.result["sets"]} == {
         "one": "patched", "kernel": "patched", "bundle": "patched", "two": "refused",
     }  # fmt: skip
+
+
+def test_what_was_not_for_the_old_release_either_is_not_lost(upgraded: Upgraded) -> None:
+    install(upgraded.site, "3.0")
+    for old in upgraded.site.glob("*-1.0.dist-info"):
+        shutil.rmtree(old)
+    done = upgraded.against("one", "--against", "3.0")
+    assert (
+        done.result["now"] == done.result["then"] == {"sglang": "3.0", "flashinfer-python": "3.0"}
+    )
+    assert done.result["sets"][0]["outcome"] == "not-applicable" and done.code == 0
 
 
 def test_a_wheel_by_path_needs_neither_cache_nor_network(upgraded: Upgraded) -> None:
