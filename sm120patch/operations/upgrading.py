@@ -30,7 +30,6 @@ from sm120patch.planner import Request, make_plan, wanted_files
 from sm120patch.policy import merge_launches
 from sm120patch.published import Shelf
 
-
 TOGETHER = "together: "
 """Begins the notes about sets that fit one by one and not together."""
 
