@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= auto
 
-.PHONY: demo test test-all lint check clean
+.PHONY: demo test test-all lint check fingerprints releases clean
 
 # One command: set up on a fresh machine and run the main job on real SGLang and FlashInfer wheels.
 demo:
@@ -22,6 +22,14 @@ lint: $(VENV)/ready
 	$(VENV)/bin/python tools/pin_payloads.py --check
 
 check: lint test-all
+
+# After an edit of the catalogue, of releases.toml or of what runs payloads: the index of known files
+# and the table of all releases. They download what the wheel cache lacks.
+fingerprints: $(VENV)/ready
+	$(VENV)/bin/python tools/build_fingerprints.py
+
+releases: fingerprints
+	$(VENV)/bin/python tools/releases_document.py
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

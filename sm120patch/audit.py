@@ -93,6 +93,8 @@ def _foreign(target: str, difference: Difference) -> Finding:
     kind = _KINDS.get(difference.kind, difference.kind)
     if difference.expected and difference.found:
         detail = f"sha256 {difference.found[:12]}, upstream {difference.expected[:12]}"
+        if known := inspecting.known_as(target, difference.path, difference.found):
+            detail += f"; this is {known}"
     else:
         detail = {"missing": "upstream shipped it", "added": "upstream did not ship it"}.get(
             kind, "differs from upstream"
@@ -110,7 +112,8 @@ def _owned(
         # Git names the files that differ from HEAD, not what they hold.
         found = difference.found or _digest(installation, entry.path)
         expected = difference.expected or entry.pristine_sha256
-        fact = DiskFact(found, installation.version, expected)
+        known = inspecting.known_as(entry.target, entry.path, found)
+        fact = DiskFact(found, installation.version, expected, known)
     state, reason = disk_state(entry, fact)
     if state is None:
         return None

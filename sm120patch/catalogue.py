@@ -41,6 +41,7 @@ __all__ = [
     "payload_faults",
     "relation_faults",
     "satisfied",
+    "shipped",
 ]
 
 MAX_PAYLOAD = 1 << 20
@@ -138,12 +139,12 @@ class Collected:
 
 def collect(places: Places) -> Collected:
     """Read every manifest of the places. Raises CatalogueError for a place without manifests."""
-    shipped = _shipped() if places.base is None else places.base
+    base = shipped() if places.base is None else places.base
     sets: dict[str, PatchSet] = {}
     origins: dict[str, str] = {}
     files: dict[str, Path] = {}
     faults: dict[str, tuple[str, ...]] = {}
-    for root in (shipped, *places.extra):
+    for root in (base, *places.extra):
         for file in _manifests(root):
             name = file.stem
             if name in files:
@@ -151,14 +152,14 @@ def collect(places: Places) -> Collected:
                 faults[name] = (*faults.get(name, ()), twice)
                 continue
             files[name] = file
-            origins[name] = SHIPPED if root is shipped and places.base is None else str(root)
-            shown = file.name if root is shipped else str(file)
+            origins[name] = SHIPPED if root is base and places.base is None else str(root)
+            shown = file.name if root is base else str(file)
             patch_set, listed = _examine(file, root / "patches")
             if listed:
                 faults[name] = tuple(f"{shown}: {fault}" for fault in listed)
             if patch_set is not None:
                 sets[name] = patch_set
-    roots = tuple(dict.fromkeys(map(str, (shipped, *places.extra))))
+    roots = tuple(dict.fromkeys(map(str, (base, *places.extra))))
     return Collected(roots, sets, origins, files, faults)
 
 
@@ -172,7 +173,7 @@ def _manifests(root: Path) -> list[Path]:
     return files
 
 
-def _shipped() -> Path:
+def shipped() -> Path:
     """Return the data inside the package (wheel), else the checkout around it."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "_data", package.parent):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, choose
+from sm120patch.fingerprints import edit_key, recognise
 from sm120patch.model import (
     ABSENT,
     ActiveSet,
@@ -30,6 +31,8 @@ from sm120patch.model import (
 )
 
 FileKey = tuple[str, str]
+Edits = dict[tuple[str, str], EditResult]
+"""(edit key, sha256 before) -> what came of it: edits that several plans may share."""
 
 
 @dataclass
@@ -46,18 +49,24 @@ class Draft:
 class ContentPlanner:
     """Plans file contents for one catalogue, snapshot and ledger history."""
 
-    def __init__(self, catalogue: Catalogue, snapshot: Snapshot, history: History) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        snapshot: Snapshot,
+        history: History,
+        edits: Edits | None = None,
+    ) -> None:
         self._catalogue = catalogue
         self._snapshot = snapshot
         self._history = history
         self.versions = {name: t.version for name, t in snapshot.targets.items()}
-        self._edits: dict[tuple[str, str], EditResult] = {}
+        self._edits: Edits = {} if edits is None else edits
         self._added: set[FileKey] = set()
         """Files that a set of the plan adds."""
 
     def edit(self, variant: Variant, data: bytes | None) -> EditResult:
         """Run a variant once per content; deciding and planning ask for the same edit."""
-        key = (variant.sha256, ABSENT if data is None else sha256_hex(data))
+        key = (edit_key(variant), ABSENT if data is None else sha256_hex(data))
         if key not in self._edits:
             self._edits[key] = catalogues.edit(variant, data)
         return self._edits[key]
@@ -130,6 +139,8 @@ class ContentPlanner:
             return
         problem = self._obstacle(file, owned, self.version(key[0]))
         if problem:
+            if known := recognise(*key, file.sha256):
+                problem += f"; this is {known}"
             draft.conflicts.append(f"{file.path}: {problem}")
             return
         if file.pristine is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
-from sm120patch.contents import ContentPlanner, Draft, FileKey
+from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
 from sm120patch.model import (
     ABSENT,
     ActiveSet,
@@ -82,12 +82,18 @@ def wanted_files(
 
 
 def make_plan(
-    catalogue: Catalogue, snapshot: Snapshot, history: History, request: Request
+    catalogue: Catalogue,
+    snapshot: Snapshot,
+    history: History,
+    request: Request,
+    edits: Edits | None = None,
 ) -> Plan | Refusal:
-    """Plan the request against what is on disk; see the module for what the result means."""
-    if request.action == "revert":
-        return _Planner(catalogue, snapshot, history).revert(request)
-    return _Planner(catalogue, snapshot, history).apply(request)
+    """Plan the request against what is on disk; see the module for what the result means.
+
+    `edits` keeps results of edits from one plan to the next, for callers that make several.
+    """
+    planner = _Planner(catalogue, snapshot, history, edits)
+    return planner.revert(request) if request.action == "revert" else planner.apply(request)
 
 
 _ADDED_MODE = 0o644
@@ -99,11 +105,17 @@ def _digest(data: bytes | None) -> str:
 
 
 class _Planner:
-    def __init__(self, catalogue: Catalogue, snapshot: Snapshot, history: History) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        snapshot: Snapshot,
+        history: History,
+        edits: Edits | None = None,
+    ) -> None:
         self._catalogue = catalogue
         self._snapshot = snapshot
         self._history = history
-        self._files = ContentPlanner(catalogue, snapshot, history)
+        self._files = ContentPlanner(catalogue, snapshot, history, edits)
         self._versions = self._files.versions
 
     # --- apply ---------------------------------------------------------------------------------

@@ -186,6 +186,8 @@ def set_dict(patch_set: PatchSet) -> dict[str, object]:
 
 def clean(text: str) -> str:
     """Make text from outside safe for a terminal: control characters are shown, not obeyed."""
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 

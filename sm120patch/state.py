@@ -30,6 +30,8 @@ class DiskFact:
     sha256: str | None
     version: str | None
     pristine_sha256: str | None
+    known_as: str = ""
+    """What a content that is not the ledger's is known as, in words."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def disk_state(owned: OwnedFile, fact: DiskFact) -> tuple[State | None, str]:
         return State.LOST, f"{owned.path}, which was added, is gone"
     if fact.sha256 is None:
         return State.DRIFTED, f"{owned.path} is missing"
-    return State.DRIFTED, f"{owned.path} was edited by something else"
+    known = f"; this is {fact.known_as}" if fact.known_as else ""
+    return State.DRIFTED, f"{owned.path} was edited by something else{known}"
 
 
 def _combined(findings: Sequence[tuple[State | None, str]]) -> tuple[State | None, str]:

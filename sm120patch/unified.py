@@ -67,9 +67,43 @@ def make_diff(path: str, before: bytes, after: bytes, context: int = 3) -> str:
     Bytes that are not UTF-8 become surrogates: encode with `surrogateescape` to get them back.
     """
     old, new = (_text_lines(data) for data in (before, after))
-    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=context)
     marker = "\n\\ No newline at end of file\n"
+    lines = [] if before == after else [f"--- a/{path}\n", f"+++ b/{path}\n"]
+    for group in _opcodes(old, new).get_grouped_opcodes(context):
+        (_, i, _, k, _), (_, _, j, _, m) = group[0], group[-1]
+        lines.append(f"@@ -{_range(i, j)} +{_range(k, m)} @@\n")
+        for tag, first, last, start, end in group:
+            if tag == "equal":
+                lines += [" " + line for line in old[first:last]]
+                continue
+            lines += ["-" + line for line in old[first:last]]
+            lines += ["+" + line for line in new[start:end]]
     return "".join(line if line.endswith("\n") else line + marker for line in lines)
+
+
+def _opcodes(old: Sequence[str], new: Sequence[str]) -> difflib.SequenceMatcher[str]:
+    """Compare lines; what is alike at both ends costs difflib more than the rest, so it is cut."""
+    pairs = zip(old, new, strict=False)
+    shorter = min(len(old), len(new))
+    head = next((n for n, (a, b) in enumerate(pairs) if a != b), shorter)
+    ends = zip(reversed(old), reversed(new), strict=False)
+    tail = next(
+        (n for n, (a, b) in enumerate(ends) if a != b or n == shorter - head), shorter - head
+    )
+    a, b = len(old) - tail, len(new) - tail
+    middle = difflib.SequenceMatcher(None, old[head:a], new[head:b]).get_opcodes()
+    codes = [("equal", 0, head, 0, head)] if head else []
+    codes += [(tag, i + head, j + head, k + head, m + head) for tag, i, j, k, m in middle]
+    codes += [("equal", a, len(old), b, len(new))] if tail else []
+    whole: difflib.SequenceMatcher[str] = difflib.SequenceMatcher()
+    whole.opcodes = codes  # type: ignore[attr-defined]  # What `get_opcodes` returns if it is set.
+    return whole
+
+
+def _range(first: int, last: int) -> str:
+    """Lines as a hunk header has them; an empty range is named by the line before it."""
+    length = last - first
+    return str(first + 1) if length == 1 else f"{first + 1 if length else first},{length}"
 
 
 def _text_lines(data: bytes) -> list[str]:

@@ -1,4 +1,7 @@
-"""What a set means for the installed versions, and its payloads applied to bytes. Pure."""
+"""What a set means for the installed versions, and its payloads applied to bytes.
+
+Pure, but that `edit` looks at the shipped fingerprints.
+"""
 
 from __future__ import annotations
 
@@ -125,6 +128,15 @@ def satisfied(variant: Variant, data: bytes) -> bool:
 
 
 def edit(variant: Variant, data: bytes | None) -> EditResult:
+    """Do what `run` does; content and payload that are known by fingerprint need no parser."""
+    if variant.kind is PayloadKind.FILE or data is None:
+        return run(variant, data)
+    from sm120patch import fingerprints
+
+    return fingerprints.edit(variant, data) or run(variant, data)
+
+
+def run(variant: Variant, data: bytes | None) -> EditResult:
     """Apply the payload of a variant to the content of its file, None when there is no file.
 
     Content that meets the post-conditions is `Unchanged`, however it came to do so; a result

@@ -70,6 +70,9 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
         "apply": ("one", "--no-verify", "--allow-running", *here),
         "status": here,
         "history": here,
+        "matrix": (
+            "one", "--releases", "0.0", "--offline", "--catalogue", catalogue, "--output", "json",
+        ),
         "audit": here,
         "revert": ("--all", "--allow-running", *here),
         "recover": here,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,8 @@ from sm120patch.cli.options import (
     with_option,
 )
 from sm120patch.cli.output import Output
-from sm120patch.errors import ExitCode
+from sm120patch.cli.releases import offline_option, plan_against, shelf_for, wheel_dir_option
+from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
@@ -64,8 +66,17 @@ def show(output: Output, set_id: str, catalogue: Places) -> int:
 
 
 @click.command()
-@sets_argument()
+@sets_argument(required=False)
 @with_option
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="WHEEL_OR_VERSION",
+    help="Show instead what becomes of the sets (without a name: those on disk) when these"
+    " packages are installed: a wheel, 0.5.10, or flashinfer-python==0.6.7.",
+)
+@wheel_dir_option
+@offline_option
 @click.option("--revert", is_flag=True, help="Plan taking the sets off instead.")
 @click.option("--cascade", is_flag=True, help="With --revert: also the sets that need them.")
 @gpu_option
@@ -75,6 +86,9 @@ def plan(
     output: Output,
     sets: tuple[str, ...],
     selected: tuple[str, ...],
+    against: tuple[str, ...],
+    wheel_dir: Path | None,
+    offline: bool,
     revert: bool,
     cascade: bool,
     gpu: str | None,
@@ -88,7 +102,14 @@ def plan(
     from sm120patch.planner import Request
     from sm120patch.render import plan_dict, plan_text
 
+    if against and (revert or cascade):
+        raise UsageError("--against shows an upgrade; leave out --revert and --cascade")
     site = open_site(env, python, catalogue=catalogue)
+    if against:
+        shelf = shelf_for(output, wheel_dir, offline)
+        return plan_against(output, site, sets, selected, against, shelf, capability_of(gpu))
+    if not sets:
+        raise UsageError("name the sets to plan", hint="see `sm120patch list`")
     request = Request("revert" if revert else "apply", sets, selected, cascade)
     result = plan_request(site, request, capability_of(gpu))
     output.data(plan_dict(result), plan_text(result, diffs=True))

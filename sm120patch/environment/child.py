@@ -6,15 +6,16 @@ and imports none of the packages it is asked about. Reads disk only.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import marshal
 import sys
 import sysconfig
 from importlib.machinery import PathFinder, SourceFileLoader
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # What only some questions need is imported where it is: every start counts.
+    from pathlib import Path
+    from typing import Any
 
 BEGIN = "<<<sm120patch "
 END = " sm120patch>>>"
@@ -60,6 +61,9 @@ def stale_bytecode(path: Path, source: bytes) -> str | None:
     would accept is compared with freshly compiled code: a file replaced within one second by one
     of the same size, or an unchecked-hash `.pyc`, keeps old code alive.
     """
+    import marshal
+    from pathlib import Path
+
     for level, optimization in ((0, ""), (1, 1), (2, 2)):
         cached = Path(importlib.util.cache_from_source(str(path), optimization=optimization))
         try:
@@ -94,6 +98,9 @@ def would_be_used(data: bytes, path: Path, source: bytes) -> bool:
 
 def inspect(root: str, relative: str) -> dict[str, Any]:
     """Digest of a file below the import root, and what would be run in its place."""
+    import hashlib
+    from pathlib import Path
+
     path = Path(root) / relative
     try:
         data = path.read_bytes()

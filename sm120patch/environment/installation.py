@@ -48,9 +48,14 @@ class Installation:
             return RecordTable({}, (f"{self.metadata} holds no RECORD",))
         return read_record(self.record)
 
-    def records(self) -> Mapping[str, Record]:
-        """Path relative to `root` -> (sha256 in hex or None when unknown, size)."""
-        return self.table().entries
+    def records(self, only: Collection[str] | None = None) -> Mapping[str, Record]:
+        """Path relative to `root` -> (sha256 in hex or None when unknown, size).
+
+        `only` names the paths that are asked for; RECORD lists thousands.
+        """
+        if only is None or self.record is None or any(c in p for p in only for c in ',"'):
+            return self.table().entries
+        return read_record(self.record, only).entries
 
     def checkout(self) -> Checkout | NoCheckout:
         """Find the git work tree of an editable installation. Imports GitPython."""

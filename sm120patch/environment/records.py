@@ -56,13 +56,21 @@ def safe_relative(path: str) -> bool:
     return not any(part in ("", ".", "..") for part in path.split("/")) and "\0" not in path
 
 
-def read_record(path: Path) -> RecordTable:
-    """Parse a RECORD file; garbage becomes `faults`, a file that cannot be read is a HostError."""
+def read_record(path: Path, only: Collection[str] | None = None) -> RecordTable:
+    """Parse a RECORD file; garbage becomes `faults`, a file that cannot be read is a HostError.
+
+    `only` names the paths that are asked for: other lines are passed over, faults in them too. A
+    path that RECORD would have to quote is never among them.
+    """
     entries: dict[str, Record] = {}
     faults: list[str] = []
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            for number, row in enumerate(csv.reader(stream), start=1):
+            lines = iter(stream)
+            if only is not None:
+                wanted = frozenset(only)
+                lines = (line for line in stream if line.partition(",")[0] in wanted)
+            for number, row in enumerate(csv.reader(lines), start=1):
                 if row and (fault := _take(row, entries)):
                     faults.append(f"line {number}: {fault}")
     except OSError as error:

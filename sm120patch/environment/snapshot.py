@@ -105,7 +105,7 @@ def _pristine(
     if installation.kind == "wheel":
         if installation.record is None:
             return {}, {}, f"unknown: {installation.metadata} holds no RECORD"
-        records = installation.records()
+        records = installation.records(paths)
         known = {path: records[path].sha256 for path in paths if path in records}
         digests = {path: digest for path, digest in known.items() if digest is not None}
         return digests, {}, str(installation.record)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
@@ -29,6 +31,9 @@ from sm120patch.model import (
 from sm120patch.operations.site import Site
 from sm120patch.render import evidence_dict
 from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
+
+if TYPE_CHECKING:
+    from sm120patch.host import Host
 
 _RECENT = 50
 _WITHOUT_EFFECT = ("failed", "interrupted", "recovered")
@@ -118,10 +123,13 @@ def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
     for target, path in history.files:
         found = snapshot.targets.get(target)
         file = None if found is None else found.files.get(path)
+        digest = None if file is None or file.obstacle is not None else file.sha256
+        known = digest not in (None, history.files[target, path].current_sha256)
         facts[target, path] = DiskFact(
-            sha256=None if file is None or file.obstacle is not None else file.sha256,
+            sha256=digest,
             version=None if found is None else found.version,
             pristine_sha256=None if file is None else file.pristine_sha256,
+            known_as=known_as(target, path, digest) if known else "",
         )
     return facts
 
@@ -131,11 +139,11 @@ def here() -> Callable[[Evidence], bool]:
 
     The host is asked only when there is evidence to be judged, and once.
     """
-    from sm120patch import host
-
-    known: list[host.Host] = []
+    known: list[Host] = []
 
     def valid(evidence: Evidence) -> bool:
+        from sm120patch import host
+
         found = known[0] if known else host.probe()
         known[:] = [found]
         if evidence.kind == EvidenceKind.REAL.value:
@@ -197,12 +205,18 @@ def _look(
         addable = file is not None and file.sha256 == file.pristine_sha256 == ABSENT
         if choice.kind is PayloadKind.FILE and addable:
             continue
-        if problem := _foreign(file, past.files.get((change.target, choice.path))):
+        if problem := _foreign(change.target, file, past.files.get((change.target, choice.path))):
             return State.DRIFTED, f"{choice.path}: {problem}"
     return (State.ABSENT, "") if live else (State.UPSTREAM, reasons[0] if reasons else "")
 
 
-def _foreign(file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
+def known_as(target: str, path: str, sha256: str | None) -> str:
+    """Say what a content is, if it is one that somebody published or that the catalogue makes."""
+    known = None if sha256 is None else fingerprints.recognise(target, path, sha256)
+    return "" if known is None else str(known)
+
+
+def _foreign(target: str, file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
     if file is None or (owned is not None and owned.current_sha256 == file.sha256):
         return None
     if file.obstacle is not None:
@@ -210,7 +224,8 @@ def _foreign(file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
     if file.pristine_sha256 == ABSENT:
         return "upstream did not ship it"
     if file.pristine_sha256 is not None and file.sha256 != file.pristine_sha256:
-        return "edited by something else"
+        known = known_as(target, file.path, file.sha256)
+        return "edited by something else" + (f"; this is {known}" if known else "")
     return None
 
 

@@ -6,6 +6,7 @@ Reads disk and asks the target's interpreter; writes nothing.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,44 @@ def open_site(
     recovered and taken off with the ledger alone.
     """
     variables = os.environ if environ is None else environ
-    environment = discover(locate(env, python, variables), variables)
-    state = StateDirectory.of(environment.prefix)
+    interpreter = locate(env, python, variables)
+    # The other interpreter takes its time to start; the catalogue is read meanwhile.
+    asked = _Asked(interpreter, variables)
+    loaded: Catalogue | CatalogueError
     try:
-        return Site(environment, catalogues.load(catalogue), state)
-    except CatalogueError as fault:
-        if not tolerant:
-            raise
-        return Site(environment, Catalogue({}), state, fault)
+        loaded = catalogues.load(catalogue)
+    except CatalogueError as error:
+        loaded = error
+    finally:
+        environment = asked.answer()
+    state = StateDirectory.of(environment.prefix)
+    if isinstance(loaded, Catalogue):
+        return Site(environment, loaded, state)
+    if not tolerant:
+        raise loaded
+    return Site(environment, Catalogue({}), state, loaded)
+
+
+class _Asked:
+    """`discover` in a thread of its own; what it raises is raised by `answer`."""
+
+    def __init__(self, python: Path, variables: Mapping[str, str]) -> None:
+        self._found: list[Environment | BaseException] = []
+        self._thread = threading.Thread(target=self._ask, args=(python, variables), daemon=True)
+        self._thread.start()
+
+    def _ask(self, python: Path, variables: Mapping[str, str]) -> None:
+        try:
+            self._found.append(discover(python, variables))
+        except BaseException as error:
+            self._found.append(error)
+
+    def answer(self) -> Environment:
+        self._thread.join()
+        found = self._found[0]
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
 
 def content_of(history: History, versions: Mapping[str, str]) -> str:

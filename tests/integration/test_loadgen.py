@@ -16,6 +16,7 @@ from sm120patch.verify.metrics import Sample, calculate
 from sm120patch.verify.profile import Workload
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+CLOSING = b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 WORK = Workload("w", input_len=4, output_len=4, concurrency=2, prompts=4)
 
 
@@ -254,6 +255,35 @@ def test_the_deadline_cuts_a_repeat_off():
         answers = ask(Target(url), [Request("p", 4, "r")] * 3, deadline=deadline)
     assert repeat.cut and repeat.metrics["completed"] == 0
     assert len(answers) == 3 and not any(sample.ok for sample in answers)
+
+
+def test_what_the_watch_raises_ends_a_repeat_that_nobody_answers():
+    def watch() -> None:
+        raise LookupError("gone")
+
+    with serving(lambda path, body: [OK, event(1), 30.0]) as (url, _):
+        with pytest.raises(LookupError, match="gone"):
+            measure(Target(url), WORK, seed=1, tag="t", repeat=1, watch=watch)
+        with pytest.raises(LookupError, match="gone"):
+            ask(Target(url), [Request("p", 4, "r")], watch=watch)
+
+
+@pytest.mark.parametrize(("refusal", "asked"), [(b"400 Bad Request", 3), (b"404 Not Found", 1)])
+def test_a_flush_that_comes_too_early_is_repeated(refusal: bytes, asked: int):
+    """SGLang answers 400 while the last step of a request is still under way."""
+    flushes: list[str] = []
+
+    def answer(path: str, body: dict[str, object]) -> list[bytes | float]:
+        if path != "/flush_cache":
+            return good(path, body)
+        flushes.append(path)
+        return [b"HTTP/1.1 " + (refusal if len(flushes) < 3 else b"200 OK"), CLOSING]
+
+    with serving(answer) as (url, script):
+        repeat = measure(Target(url), WORK, seed=1, tag="t", repeat=1)
+    assert repeat.metrics["completed"] == 4
+    assert [path for path, _, _ in script.asked[:asked]] == ["/flush_cache"] * asked
+    assert len(flushes) == asked
 
 
 def test_nobody_listening_is_a_failed_sample():

@@ -24,7 +24,7 @@ from sm120patch.verify.spawn import ServerError, stop
 from tests.support.simulated import free_port
 
 SERVER = r"""
-import http.server, json, os, signal, subprocess, sys, time
+import http.server, json, os, signal, subprocess, sys, threading, time
 port, mode = int(sys.argv[1]), sys.argv[2]
 print("starting", mode, os.environ.get("MARK"), os.environ.get("GONE"), sys.argv[3:], flush=True)
 if mode == "dies":
@@ -36,6 +36,22 @@ if mode in ("family", "stubborn"):
     child = subprocess.Popen([sys.executable, "-c", code if mode == "stubborn" else
                               "import time; time.sleep(600)"])
     print("child", child.pid, flush=True)
+if mode == "drains":  # as SGLang does: it needs its child until its last request is answered
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    def drain(*_):
+        time.sleep(0.5)
+        print("drained with its child", "dead" if child.poll() else "alive", flush=True)
+        child.kill()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, drain)
+if mode == "waits":  # as a shell with a trap does: it ends when its child has ended
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                             preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    def wait():
+        print("child ended with", child.wait(), flush=True)
+        os._exit(0)
+    threading.Thread(target=wait).start()
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = b"<html>hello</html>" if mode == "garbage" else b'{"version": "0.5.9"}'
@@ -127,6 +143,21 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_children(make):
     assert wait_gone(child) and wait_gone(server.pid)
 
 
+def log_after(profile: Profile) -> str:
+    with started(profile) as server:
+        log = server.log
+    assert log is not None and wait_gone(server.pid)
+    return log.read_text()
+
+
+def test_the_leader_may_finish_with_its_children_before_they_are_told(make):
+    assert "drained with its child alive" in log_after(make("drains", stop_timeout=30))
+
+
+def test_a_leader_that_waits_for_its_children_ends_with_them(make):
+    assert f"child ended with {-signal.SIGTERM}" in log_after(make("waits", stop_timeout=2))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
 def test_the_server_is_stopped_whatever_ends_the_block(make, error):
     with pytest.raises(error), started(make("family")) as server:
@@ -140,6 +171,27 @@ def test_a_server_that_dies_in_use_is_noticed(make):
         os.kill(server.pid, signal.SIGKILL)
         assert wait_gone(server.pid)
         with pytest.raises(ServerError, match=r"died while counting \(signal 9\)"):
+            server.check_alive("counting")
+
+
+def test_a_child_whose_death_the_server_does_not_see_is_noticed(make):
+    """A signal or a kernel ends SGLang's scheduler; its front end accepts requests for ever."""
+    with started(make("stubborn", stop_timeout=3600)) as server:
+        server.check_alive("counting")
+        child = child_of(server)
+        os.kill(child, signal.SIGKILL)
+        assert wait_gone(child)
+        with pytest.raises(ServerError, match=rf"\(PID {child}\) of the server died while count"):
+            server.check_alive("counting")
+    assert wait_gone(server.pid), "no grace for what only waits for the dead"
+
+
+def test_a_child_that_ended_and_was_collected_is_no_loss(make):
+    with started(make("waits", stop_timeout=2)) as server:
+        for pid in server.family:
+            os.kill(pid, signal.SIGTERM)
+        assert wait_gone(server.family[0]) and wait_gone(server.pid)
+        with pytest.raises(ServerError, match=r"the server died while counting \(exit status 0\)"):
             server.check_alive("counting")
 
 

@@ -1,0 +1,232 @@
+"""Reads published packages, wheel or source distribution, as if they were installed.
+
+Reads disk only. Archives are hostile input: nothing is unpacked, sizes are bounded, and a member is
+found by the path that is asked for, never by the path that it names.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import re
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from sm120patch.errors import HostError
+from sm120patch.model import FileSnapshot, Obstacle, TargetSnapshot, sha256_hex
+
+MAX_MEMBER = 16 << 20
+"""Largest file that is read out of a package, in bytes."""
+MAX_SOURCE = 512 << 20
+"""Largest source distribution, unpacked, in bytes."""
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?\s*==\s*([0-9][\w.!+]*)")
+_BROKEN = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tarfile.TarError,
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """One published package: what it is, what it pins, and its files as an installer lays them."""
+
+    path: Path
+    name: str
+    """Normalized name of the distribution (`flashinfer-python`)."""
+    version: str
+    pins: Mapping[str, str]
+    """Distribution -> the one version that `Requires-Dist: name==version` asks for."""
+    _read: Callable[[Iterable[str]], dict[str, bytes]] = field(repr=False, compare=False)
+
+    def read(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Return the contents of those paths, relative to the import root, that the package has.
+
+        Raises HostError on a damaged archive and on a file of more than `MAX_MEMBER` bytes.
+        """
+        try:
+            return self._read(paths)
+        except _BROKEN as error:
+            raise _unreadable(self.path, str(error)) from error
+
+
+def normalized(name: str) -> str:
+    """Spell a distribution's name as indexes do (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def named(path: Path) -> tuple[str, str] | None:
+    """Return (name, version) that a package's file name states; None when it is no package."""
+    if path.suffix == ".whl":
+        parts = path.name.split("-")
+        return (normalized(parts[0]), parts[1]) if len(parts) >= 5 else None
+    stem, dash, version = path.name.removesuffix(".tar.gz").rpartition("-")
+    return (normalized(stem), version) if dash and path.name.endswith(".tar.gz") else None
+
+
+def open_package(path: Path) -> Package:
+    """Read the metadata of a wheel or sdist. Raises HostError when it is neither."""
+    try:
+        if zipfile.is_zipfile(path):
+            return _wheel(path)
+        if path.name.endswith(".tar.gz") and path.is_file():
+            return _source(path)
+    except _BROKEN as error:
+        raise _unreadable(path, str(error)) from error
+    found = "a wheel or .tar.gz was expected" if path.exists() else "there is no such file"
+    raise _unreadable(path, found)
+
+
+def target_snapshot(package: Package, paths: Iterable[str]) -> TargetSnapshot:
+    """Return what an environment would show right after this package was installed."""
+    wanted = list(dict.fromkeys(paths))
+    contents = package.read(wanted)
+    return TargetSnapshot(
+        target=package.name,
+        version=package.version,
+        root=str(package.path),
+        kind="wheel",
+        files={path: _file(path, contents.get(path)) for path in wanted},
+        pristine_origin=str(package.path),
+    )
+
+
+def _file(path: str, data: bytes | None) -> FileSnapshot:
+    if data is None:
+        return FileSnapshot(path, b"", "", 0, 0, 0, None, None, Obstacle.MISSING)
+    digest = sha256_hex(data)
+    return FileSnapshot(path, data, digest, 0o644, 0, 1, digest, data)
+
+
+def _unreadable(path: Path, what: str) -> HostError:
+    return HostError(
+        f"cannot read {path} as a published package: {what}",
+        hint="name a wheel (.whl) or source distribution (.tar.gz) as published",
+        code="no-package",
+    )
+
+
+def _package(
+    path: Path, metadata: bytes, read: Callable[[Iterable[str]], dict[str, bytes]]
+) -> Package:
+    head = metadata.decode("utf-8", "replace").replace("\r\n", "\n").partition("\n\n")[0]
+    fields = [line.partition(":")[::2] for line in head.splitlines()]
+    first = {key.lower(): value.strip() for key, value in reversed(fields)}
+    if not (first.get("name") and first.get("version")):
+        raise ValueError("its metadata names no distribution or no version")
+    pins: dict[str, str] = {}
+    for key, value in fields:
+        pin = _REQUIREMENT.match(value.strip()) if key.lower() == "requires-dist" else None
+        if pin:
+            pins.setdefault(normalized(pin[1]), pin[2])
+    return Package(path, normalized(first["name"]), first["version"], pins, read)
+
+
+# --- wheels ------------------------------------------------------------------------------------
+
+
+def _wheel(path: Path) -> Package:
+    with zipfile.ZipFile(path) as archive:
+        names = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+        if len(names) != 1:
+            raise ValueError(f"{len(names)} METADATA files, expected 1")
+        metadata = _member(archive, names[0])
+    data = names[0].partition(".dist-info/")[0] + ".data"
+
+    def read(paths: Iterable[str]) -> dict[str, bytes]:
+        with zipfile.ZipFile(path) as opened:
+            members = set(opened.namelist())
+            found = {}
+            for wanted in paths:
+                # Files below NAME.data/{purelib,platlib} are installed beside the others.
+                spellings = (wanted, f"{data}/purelib/{wanted}", f"{data}/platlib/{wanted}")
+                member = next((s for s in spellings if s in members), None)
+                if member is not None:
+                    found[wanted] = _member(opened, member)
+            return found
+
+    return _package(path, metadata, read)
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    with archive.open(name) as stream:
+        return _bounded(stream.read(MAX_MEMBER + 1), name)
+
+
+def _bounded(data: bytes, name: str) -> bytes:
+    if len(data) > MAX_MEMBER:
+        raise ValueError(f"{name} has more than {MAX_MEMBER} bytes")
+    return data
+
+
+# --- source distributions ----------------------------------------------------------------------
+
+
+def _source(path: Path) -> Package:
+    archive = _unzipped(path)
+    top = next((n.split("/", 1)[0] for n in archive.getnames()), "")
+    metadata = _extract(archive, f"{top}/PKG-INFO")
+    if metadata is None:
+        raise ValueError("it has no PKG-INFO")
+    places = _places(_extract(archive, f"{top}/pyproject.toml") or b"")
+
+    def read(paths: Iterable[str]) -> dict[str, bytes]:
+        found = {}
+        for wanted in paths:
+            for installed, directory in places:
+                if wanted.startswith(installed):
+                    data = _extract(archive, f"{top}/{directory}{wanted[len(installed) :]}")
+                    if data is not None:
+                        found[wanted] = data
+                        break
+        return found
+
+    return _package(path, metadata, read)
+
+
+def _unzipped(path: Path) -> tarfile.TarFile:
+    """Unzip once into memory: members are wanted in any order, and gzip cannot seek."""
+    with gzip.open(path, "rb") as stream:
+        data = stream.read(MAX_SOURCE + 1)
+    if len(data) > MAX_SOURCE:
+        raise ValueError(f"it unpacks to more than {MAX_SOURCE} bytes")
+    return tarfile.open(fileobj=io.BytesIO(data), mode="r:")
+
+
+def _extract(archive: tarfile.TarFile, name: str) -> bytes | None:
+    try:
+        member = archive.getmember(name)
+    except KeyError:
+        return None
+    stream = archive.extractfile(member) if member.isreg() else None
+    return None if stream is None else _bounded(stream.read(MAX_MEMBER + 1), name)
+
+
+def _places(pyproject: bytes) -> list[tuple[str, str]]:
+    """Where files of the tree are installed, as (installed prefix, prefix in the tree) pairs.
+
+    Reads setuptools' `package-dir` and `package-data` patterns, of which FlashInfer up to 0.4.1
+    uses `directory/**` and plain names; the most specific package comes first.
+    """
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    tool = toml.loads(pyproject.decode("utf-8")).get("tool", {}).get("setuptools", {})
+    directories, data = tool.get("package-dir", {}), tool.get("package-data", {})
+    places = []
+    for package in sorted(directories, key=len, reverse=True):
+        base = PurePosixPath(str(directories[package]))
+        inside = package.replace(".", "/")
+        for pattern in data.get(package, ()):
+            prefix = str(pattern).removesuffix("**")
+            places.append((f"{inside}/{prefix}", (base / "x").as_posix()[:-1] + prefix))
+    return [*places, ("", "")]
