@@ -18,7 +18,12 @@ from pathlib import Path
 from sm120patch import __version__
 from sm120patch.errors import BusyError, ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
-from sm120patch.model import ActiveSet, History, OwnedFile, Role
+from sm120patch.plan import (
+    ActiveSet,
+    History,
+    OwnedFile,
+    Role,
+)
 
 SCHEMA_VERSION = 1
 
