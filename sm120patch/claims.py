@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sm120patch.disk import remove_file, write_file
 from sm120patch.environment import Checkout, Environment
-from sm120patch.model import History
+from sm120patch.plan import History
 
 CLAIM_NAME = "sm120patch-claim.json"
 

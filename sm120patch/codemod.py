@@ -63,7 +63,12 @@ from sm120patch._scopes import (
 )
 from sm120patch._slices import Source, Span, cut, read, span_of, splice
 from sm120patch.errors import CatalogueError
-from sm120patch.model import Changed, EditResult, Refused, Unchanged
+from sm120patch.model import (
+    Changed,
+    EditResult,
+    Refused,
+    Unchanged,
+)
 
 __all__ = [
     "Assignment",

@@ -13,21 +13,23 @@ from sm120patch.catalogue import Catalogue, choose
 from sm120patch.fingerprints import edit_key, recognise
 from sm120patch.model import (
     ABSENT,
-    ActiveSet,
     Change,
     Changed,
-    ChangeDecision,
     EditResult,
     FileSnapshot,
-    History,
     Obstacle,
-    Outcome,
-    OwnedFile,
     PayloadKind,
     Refused,
     Snapshot,
     Variant,
     sha256_hex,
+)
+from sm120patch.plan import (
+    ActiveSet,
+    ChangeDecision,
+    History,
+    Outcome,
+    OwnedFile,
 )
 
 FileKey = tuple[str, str]

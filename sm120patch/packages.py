@@ -19,7 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sm120patch.errors import HostError
-from sm120patch.model import FileSnapshot, Obstacle, TargetSnapshot, sha256_hex
+from sm120patch.model import (
+    FileSnapshot,
+    Obstacle,
+    TargetSnapshot,
+    sha256_hex,
+)
 
 MAX_MEMBER = 16 << 20
 """Largest file that is read out of a package, in bytes."""

@@ -14,25 +14,27 @@ from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, 
 from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
 from sm120patch.model import (
     ABSENT,
-    ActiveSet,
     Change,
     Changed,
-    ChangeDecision,
     Engagement,
-    FileStep,
-    History,
-    Launch,
-    Outcome,
     PatchSet,
-    Plan,
     Refused,
-    Role,
     Snapshot,
     State,
     Variant,
     Window,
-    history_digest,
     sha256_hex,
+)
+from sm120patch.plan import (
+    ActiveSet,
+    ChangeDecision,
+    FileStep,
+    History,
+    Launch,
+    Outcome,
+    Plan,
+    Role,
+    history_digest,
 )
 from sm120patch.policy import merge_launches, merge_policies
 from sm120patch.unified import make_diff

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sm120patch.model import Goal, Launch, VerificationPolicy
+from sm120patch.model import Goal, VerificationPolicy
+from sm120patch.plan import Launch
 
 
 def merge_launches(launches: Iterable[Launch]) -> Launch:

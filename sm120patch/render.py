@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sm120patch.evidence import Event, Evidence
-from sm120patch.model import (
-    ABSENT,
+from sm120patch.model import ABSENT, PatchSet
+from sm120patch.plan import (
     ChangeDecision,
     FileStep,
     Launch,
     Outcome,
-    PatchSet,
     Plan,
 )
 from sm120patch.state import SetStatus

@@ -10,14 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sm120patch.evidence import Evidence
-from sm120patch.model import (
-    ABSENT,
-    EvidenceKind,
-    History,
-    OwnedFile,
-    State,
-    content_digest,
-)
+from sm120patch.model import ABSENT, EvidenceKind, State
+from sm120patch.plan import History, OwnedFile, content_digest
 
 FileKey = tuple[str, str]
 INCONCLUSIVE = "inconclusive"

@@ -37,7 +37,8 @@ from sm120patch.journal import (
     write_journal,
 )
 from sm120patch.ledger import now, open_ledger, read_ledger
-from sm120patch.model import ABSENT, FileStep, sha256_hex
+from sm120patch.model import ABSENT, sha256_hex
+from sm120patch.plan import FileStep
 from sm120patch.signals import held_back
 from sm120patch.store import StateDirectory, Store, busy
 

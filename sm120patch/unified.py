@@ -10,7 +10,12 @@ from dataclasses import replace
 
 from sm120patch import diffparse
 from sm120patch.diffparse import BOM, Diff, Hunk, Line
-from sm120patch.model import Changed, EditResult, Refused, Unchanged
+from sm120patch.model import (
+    Changed,
+    EditResult,
+    Refused,
+    Unchanged,
+)
 
 _ENDING_FLAGS = {b"\n": b"l", b"\r\n": b"c", b"": b"n"}
 

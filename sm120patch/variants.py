@@ -15,7 +15,6 @@ from sm120patch.model import (
     Changed,
     EditResult,
     Engagement,
-    Launch,
     LaunchOptions,
     PatchSet,
     PayloadKind,
@@ -24,6 +23,7 @@ from sm120patch.model import (
     Variant,
     Window,
 )
+from sm120patch.plan import Launch
 
 _CLOSED = ("not-applicable", "refused")
 """Outcomes of a window for which there is no change, and a reason why."""

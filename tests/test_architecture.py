@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sm120patch"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "model", "relpath"),
+    ("__init__", "errors", "model", "plan", "relpath"),
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
         "variants", "versions", "policy", "state", "evidence", "render", "_conditions", "_edits",
@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "packages", "published", "wheels", "tuning"),
-    ("transaction", "verify", "audit", "simhost"),
+    ("transaction", "verify", "simhost"),
     ("operations",),
     ("cli", "__main__"),
 )  # fmt: skip
@@ -114,14 +114,9 @@ def own(found: Import) -> str | None:
     return part if head == "sm120patch" and part in {m.part for m in modules()} else None
 
 
-def cases(**known: str) -> list[Any]:
-    """One case a module; `known` names those with a reason why they fail today."""
-    return [
-        pytest.param(m, id=m.name, marks=[pytest.mark.xfail(reason=known[m.name])])
-        if m.name in known
-        else pytest.param(m, id=m.name)
-        for m in modules()
-    ]
+def cases() -> list[Any]:
+    """One case a module."""
+    return [pytest.param(m, id=m.name) for m in modules()]
 
 
 def test_every_part_has_its_layer() -> None:
@@ -130,9 +125,7 @@ def test_every_part_has_its_layer() -> None:
     assert set(placed) == {module.part for module in modules()}
 
 
-@pytest.mark.parametrize(
-    "module", cases(audit="it stands below operations and imports inspecting and site from there")
-)
+@pytest.mark.parametrize("module", cases())
 def test_imports_point_downward(module: Module) -> None:
     level = layer_of(module.part)
     upward = [

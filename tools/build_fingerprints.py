@@ -22,7 +22,13 @@ from typing import Any
 from sm120patch import catalogue, fingerprints, published, versions
 from sm120patch.catalogue import Catalogue
 from sm120patch.fingerprints import Splice, edit_key, replay
-from sm120patch.model import Changed, EditResult, Unchanged, Variant, sha256_hex
+from sm120patch.model import (
+    Changed,
+    EditResult,
+    Unchanged,
+    Variant,
+    sha256_hex,
+)
 from sm120patch.published import Shelf
 from sm120patch.variants import run
 

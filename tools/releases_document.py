@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sm120patch import catalogue, published
 from sm120patch.cli.releasetext import counts, label, matrix_markdown
-from sm120patch.model import Outcome
 from sm120patch.operations.releases import catalogue_digest, chosen_releases, matrix
+from sm120patch.plan import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "releases.md"

@@ -13,7 +13,7 @@ from sm120patch.caches import flashinfer, shelf
 from sm120patch.caches.builds import Entry, build_key, kept_mtimes
 from sm120patch.environment import Environment
 from sm120patch.journal import CacheScope, Side
-from sm120patch.model import FileStep
+from sm120patch.plan import FileStep
 
 TARGET = "flashinfer-python"
 Contents = Callable[[str], bytes | None]

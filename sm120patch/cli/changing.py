@@ -23,9 +23,9 @@ from sm120patch.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.cli.progress import Progress
-    from sm120patch.model import Plan
     from sm120patch.operations.changing import Change, Demands
     from sm120patch.operations.site import Site
+    from sm120patch.plan import Plan
     from sm120patch.verify.profile import Profile
 
 pass_output = click.make_pass_decorator(Output)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from sm120patch.model import Advice, Change, Launch, PatchSet
+from sm120patch.model import Advice, Change, PatchSet
+from sm120patch.plan import Launch
 from sm120patch.render import clean, launch_text
 from sm120patch.variants import advice_text
 

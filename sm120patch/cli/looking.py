@@ -196,7 +196,7 @@ def history(
 @pass_output
 def audit(output: Output, env: str | None, python: str | None, catalogue: Places) -> int:
     """Compare every installed file with upstream's and the ledger's; exit 1 on findings."""
-    from sm120patch.audit import audit_environment, finding_dict
+    from sm120patch.operations.auditing import audit_environment, finding_dict
     from sm120patch.operations.site import open_site
     from sm120patch.render import table
 

@@ -70,8 +70,8 @@ def matrix(
     """
     from sm120patch import catalogue as catalogues
     from sm120patch.cli.releasetext import counts, label, matrix_markdown, matrix_text, release_dict
-    from sm120patch.model import Outcome
     from sm120patch.operations import releases as operation
+    from sm120patch.plan import Outcome
     from sm120patch.published import known
 
     if gpu is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from sm120patch.model import ChangeDecision, Outcome
 from sm120patch.operations.releases import LEADING, ReleaseResult, SetResult
 from sm120patch.operations.upgrading import Drift, Outlook
+from sm120patch.plan import ChangeDecision, Outcome
 from sm120patch.render import clean, decision_dict, launch_dict, launch_text, table
 
 WHOLE = "*"

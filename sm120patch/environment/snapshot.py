@@ -17,7 +17,14 @@ from sm120patch.environment.installation import Environment, Installation, locat
 from sm120patch.environment.interpreter import ask
 from sm120patch.environment.records import safe_relative
 from sm120patch.errors import HostError
-from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, TargetSnapshot, sha256_hex
+from sm120patch.model import (
+    ABSENT,
+    FileSnapshot,
+    Obstacle,
+    Snapshot,
+    TargetSnapshot,
+    sha256_hex,
+)
 
 Originals = Callable[[str], bytes | None]
 

@@ -23,7 +23,12 @@ from sm120patch.manifest.running import (
     read_verification,
 )
 from sm120patch.manifest.toml import ID, ONE_LINE, Table
-from sm120patch.model import Change, PatchSet, digest_of, sha256_hex
+from sm120patch.model import (
+    Change,
+    PatchSet,
+    digest_of,
+    sha256_hex,
+)
 
 __all__ = ["MAX_BYTES", "SCHEMA", "ReadPayload", "broken", "examine", "parse"]
 

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from sm120patch import relpath
 from sm120patch.manifest.ranges import check_disjoint, read_range, read_requires
 from sm120patch.manifest.toml import ID, ONE_LINE, Table
-from sm120patch.model import IMPORT_NAMES, Change, PayloadKind, Variant, Window, sha256_hex
+from sm120patch.model import (
+    IMPORT_NAMES,
+    Change,
+    PayloadKind,
+    Variant,
+    Window,
+    sha256_hex,
+)
 
 ReadPayload = Callable[[str], bytes]
 

@@ -14,9 +14,10 @@ from sm120patch.caches import flashinfer
 from sm120patch.claims import sync_claims
 from sm120patch.environment import writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
-from sm120patch.model import Goal, Plan, State, VerificationPolicy, history_digest
+from sm120patch.model import Goal, State, VerificationPolicy
 from sm120patch.operations import inspecting, planning, staging, verifying
 from sm120patch.operations.site import Site
+from sm120patch.plan import Plan, history_digest
 from sm120patch.planner import Request
 from sm120patch.verify.commandline import Arms
 from sm120patch.verify.profile import Profile

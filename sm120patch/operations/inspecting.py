@@ -16,11 +16,8 @@ from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
     ABSENT,
-    ActiveSet,
     EvidenceKind,
     FileSnapshot,
-    History,
-    OwnedFile,
     PatchSet,
     PayloadKind,
     Snapshot,
@@ -29,6 +26,7 @@ from sm120patch.model import (
     Window,
 )
 from sm120patch.operations.site import Site
+from sm120patch.plan import ActiveSet, History, OwnedFile
 from sm120patch.render import evidence_dict
 from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
 

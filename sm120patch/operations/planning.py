@@ -17,8 +17,9 @@ from sm120patch.errors import (
     Sm120PatchError,
     UsageError,
 )
-from sm120patch.model import History, Plan, Snapshot
+from sm120patch.model import Snapshot
 from sm120patch.operations.site import Site
+from sm120patch.plan import History, Plan
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
 
 

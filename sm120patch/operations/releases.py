@@ -15,16 +15,18 @@ from sm120patch.contents import Edits
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import (
     IMPORT_NAMES,
-    ChangeDecision,
-    History,
-    Launch,
-    Outcome,
-    Plan,
     Snapshot,
     State,
     digest_of,
 )
 from sm120patch.packages import Package, target_snapshot
+from sm120patch.plan import (
+    ChangeDecision,
+    History,
+    Launch,
+    Outcome,
+    Plan,
+)
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
 from sm120patch.published import Shelf
 

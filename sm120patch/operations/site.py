@@ -17,7 +17,7 @@ from sm120patch.environment import Environment, discover, locate
 from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
-from sm120patch.model import History, content_digest
+from sm120patch.plan import History, content_digest
 from sm120patch.store import StateDirectory, Store
 
 

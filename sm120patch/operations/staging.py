@@ -19,8 +19,14 @@ from sm120patch.errors import ConflictError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger, read_ledger
-from sm120patch.model import ABSENT, FileStep, History, OwnedFile, Plan
+from sm120patch.model import ABSENT
 from sm120patch.operations.site import Site
+from sm120patch.plan import (
+    FileStep,
+    History,
+    OwnedFile,
+    Plan,
+)
 
 
 @dataclass(frozen=True)

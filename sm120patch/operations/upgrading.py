@@ -16,16 +16,18 @@ from sm120patch.contents import Edits
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import (
     IMPORT_NAMES,
-    History,
-    Launch,
-    Outcome,
-    Plan,
     Snapshot,
     TargetSnapshot,
     sha256_hex,
 )
 from sm120patch.operations.releases import LEADING, SetResult, examine
 from sm120patch.packages import Package, open_package, target_snapshot
+from sm120patch.plan import (
+    History,
+    Launch,
+    Outcome,
+    Plan,
+)
 from sm120patch.planner import Request, make_plan, wanted_files
 from sm120patch.policy import merge_launches
 from sm120patch.published import Shelf

@@ -16,15 +16,10 @@ from sm120patch.errors import InterruptedByUser, Sm120PatchError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
-from sm120patch.model import (
-    EvidenceKind,
-    History,
-    Plan,
-    VerificationPolicy,
-    digest_of,
-)
+from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
 from sm120patch.operations import staging
 from sm120patch.operations.site import Site, content_of
+from sm120patch.plan import History, Plan
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter

@@ -10,7 +10,8 @@ import pytest
 
 from sm120patch import transaction
 from sm120patch.errors import RolledBackError
-from sm120patch.model import ABSENT, FileStep, sha256_hex
+from sm120patch.model import ABSENT, sha256_hex
+from sm120patch.plan import FileStep
 from sm120patch.store import StateDirectory
 from tests.support.catalogue import A_TEXT, A, install, write_catalogue, write_environment
 from tests.support.command import run, run_killed_at

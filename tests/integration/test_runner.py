@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from sm120patch.errors import BusyError, HostError, UsageError
-from sm120patch.model import Engagement, EvidenceKind, Goal, Launch
+from sm120patch.model import Engagement, EvidenceKind, Goal
+from sm120patch.plan import Launch
 from sm120patch.verify import processes
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.profile import Profile, parse

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sm120patch.errors import BusyError, HostError, UsageError
-from sm120patch.model import Launch
+from sm120patch.plan import Launch
 from sm120patch.verify import processes
 from sm120patch.verify.commandline import Arm, arms
 from sm120patch.verify.profile import Profile, parse

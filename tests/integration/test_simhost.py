@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch.model import Launch
+from sm120patch.plan import Launch
 from sm120patch.simhost import scenario_facts, scenario_names
 from sm120patch.simhost.answers import tokens_for
 from sm120patch.simhost.gates import look

@@ -16,7 +16,8 @@ from sm120patch.errors import ConflictError, HostError, RecoveryNeededError, Rol
 from sm120patch.evidence import Event
 from sm120patch.journal import Side, read_journal
 from sm120patch.ledger import open_ledger
-from sm120patch.model import FileStep, History, sha256_hex
+from sm120patch.model import sha256_hex
+from sm120patch.plan import FileStep, History
 from sm120patch.store import StateDirectory, Store
 
 OLD = {"pkg/a.py": b"a = 'old'\n", "pkg/sub/b.cuh": b"// old\r\n", "pkg/c.py": b"c = 'old'"}

@@ -9,7 +9,13 @@ import pytest
 
 from sm120patch import catalogue
 from sm120patch.catalogue import Catalogue
-from sm120patch.model import Changed, Refused, Unchanged, Variant, Window
+from sm120patch.model import (
+    Changed,
+    Refused,
+    Unchanged,
+    Variant,
+    Window,
+)
 from tests.patches import field_judges as judges
 from tests.patches.field_judges import GPUS, SM89, SM90, SM100, SM120, SM121, Gpu
 from tests.patches.test_payloads import line_edits, published

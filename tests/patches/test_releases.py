@@ -16,9 +16,6 @@ from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue
 from sm120patch.model import (
     FileSnapshot,
-    History,
-    Outcome,
-    Plan,
     Snapshot,
     State,
     TargetSnapshot,
@@ -26,6 +23,7 @@ from sm120patch.model import (
     sha256_hex,
 )
 from sm120patch.operations.staging import after_history
+from sm120patch.plan import History, Outcome, Plan
 from sm120patch.planner import Refusal, Request, make_plan
 from tests.patches import gates
 from tests.patches.lines import AUTOTUNE_LIST, LINES, line_edits

@@ -10,8 +10,8 @@ import pytest
 
 from sm120patch import catalogue
 from sm120patch.cli.releasetext import matrix_markdown
-from sm120patch.model import Outcome
 from sm120patch.operations.releases import catalogue_digest, matrix
+from sm120patch.plan import Outcome
 from sm120patch.published import Shelf, known
 from tests.support.wheels import cache_dir
 

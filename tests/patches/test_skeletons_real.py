@@ -9,7 +9,12 @@ import pytest
 
 from sm120patch import catalogue, codemod
 from sm120patch.authoring import skeleton
-from sm120patch.model import Changed, PayloadKind, Unchanged, Variant
+from sm120patch.model import (
+    Changed,
+    PayloadKind,
+    Unchanged,
+    Variant,
+)
 from tests.support.wheels import wheel
 
 CASES = [

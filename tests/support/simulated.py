@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sm120patch.model import Engagement, Goal, Launch, VerificationPolicy
+from sm120patch.model import Engagement, Goal, VerificationPolicy
+from sm120patch.plan import Launch
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.profile import Profile, parse
 from sm120patch.verify.runner import Duty

@@ -13,7 +13,8 @@ from sm120patch import manifest
 from sm120patch.catalogue import Catalogue
 from sm120patch.cli.describe import describe_set
 from sm120patch.errors import CatalogueError
-from sm120patch.model import Outcome, PatchSet, State
+from sm120patch.model import PatchSet, State
+from sm120patch.plan import Outcome
 from sm120patch.planner import Request
 from sm120patch.variants import advice_for, advice_hint
 from tests.support.catalogue import write_catalogue, write_environment

@@ -13,7 +13,15 @@ import pytest
 from sm120patch import catalogue
 from sm120patch.catalogue import Catalogue
 from sm120patch.errors import CatalogueError, ExitCode, UsageError
-from sm120patch.model import Changed, PayloadKind, Refused, Unchanged, Variant, Window, sha256_hex
+from sm120patch.model import (
+    Changed,
+    PayloadKind,
+    Refused,
+    Unchanged,
+    Variant,
+    Window,
+    sha256_hex,
+)
 from sm120patch.unified import make_diff
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,12 @@ import pytest
 
 from sm120patch import codemod
 from sm120patch.errors import CatalogueError
-from sm120patch.model import Changed, EditResult, Refused, Unchanged
+from sm120patch.model import (
+    Changed,
+    EditResult,
+    Refused,
+    Unchanged,
+)
 
 PAYLOAD = b'''
 """Open the gate, with the variable it tests and the import that needs."""

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from sm120patch import catalogue, fingerprints, variants
 from sm120patch.catalogue import Catalogue
 from sm120patch.fingerprints import edit_key, recognise, replay
-from sm120patch.model import Changed, Unchanged, Variant, sha256_hex
+from sm120patch.model import (
+    Changed,
+    Unchanged,
+    Variant,
+    sha256_hex,
+)
 from tests.support.catalogue import A_TEXT, B_TEXT, A, B, write_catalogue
 from tests.support.tools import tool
 

@@ -10,7 +10,12 @@ import pytest
 from sm120patch.errors import ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import open_ledger, read_ledger
-from sm120patch.model import ActiveSet, History, OwnedFile, Role
+from sm120patch.plan import (
+    ActiveSet,
+    History,
+    OwnedFile,
+    Role,
+)
 
 FILE = OwnedFile("sglang", "sglang/a.py", "/site", "0.5.9", "p", 0o644, 5, "c", ("one/change",))
 HISTORY = History(

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from sm120patch import manifest
 from sm120patch.errors import CatalogueError, ExitCode
-from sm120patch.model import Goal, PatchSet, PayloadKind, sha256_hex
+from sm120patch.model import (
+    Goal,
+    PatchSet,
+    PayloadKind,
+    sha256_hex,
+)
 from sm120patch.unified import make_diff
 
 HEADER = "flashinfer/data/a.cuh"

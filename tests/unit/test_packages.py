@@ -75,7 +75,7 @@ def test_a_snapshot_of_a_package_is_pristine_and_names_what_is_missing(tmp_path:
     [
         ("a-1.0-py3-none-any.whl", b"no archive"),
         ("a-1.0.tar.gz", b"no archive"),
-        ("a-1.0.tar.gz", gzip.compress(b"no archive inside")),
+        ("a-1.0.tar.gz", gzip.compress(b"no archive inside", mtime=0)),
         ("a.txt", b"text"),
         ("a-1.0-py3-none-any.whl", None),
     ],

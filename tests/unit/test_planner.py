@@ -7,19 +7,21 @@ import pytest
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue
 from sm120patch.model import (
-    ActiveSet,
     FileSnapshot,
-    History,
     Obstacle,
-    Outcome,
-    Plan,
-    Role,
     Snapshot,
     State,
     TargetSnapshot,
     sha256_hex,
 )
 from sm120patch.operations.staging import after_history
+from sm120patch.plan import (
+    ActiveSet,
+    History,
+    Outcome,
+    Plan,
+    Role,
+)
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
 from tests.support.catalogue import KERNEL, TEXTS, A, B, write_catalogue
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm120patch.errors import UsageError
-from sm120patch.model import EvidenceKind, Launch, VerificationPolicy
+from sm120patch.model import EvidenceKind, VerificationPolicy
+from sm120patch.plan import Launch
 from sm120patch.verify.commandline import Arm, adds_nothing, arms, is_secret, redact, strip_options
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, Profile, load, parse
 from sm120patch.verify.schedule import estimate, order_of

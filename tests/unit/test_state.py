@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sm120patch.evidence import Evidence
-from sm120patch.model import ActiveSet, History, OwnedFile, Role, State, content_digest
+from sm120patch.model import State
+from sm120patch.plan import (
+    ActiveSet,
+    History,
+    OwnedFile,
+    Role,
+    content_digest,
+)
 from sm120patch.state import DiskFact, EvidenceBook, active_status, disk_state, present_content
 
 VERSIONS = {"sglang": "0.5.9"}

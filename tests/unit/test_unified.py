@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from sm120patch import diffparse
-from sm120patch.model import Changed, EditResult, Refused, Unchanged
+from sm120patch.model import (
+    Changed,
+    EditResult,
+    Refused,
+    Unchanged,
+)
 from sm120patch.unified import apply, faults, make_diff
 
 PATH = "flashinfer/data/a.cuh"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from sm120patch.environment import Checkout, Difference, Installation, verify_records
 from sm120patch.environment.snapshot import read_target
-from sm120patch.model import History, Obstacle, OwnedFile, State, sha256_hex
+from sm120patch.model import Obstacle, State, sha256_hex
 from sm120patch.operations import inspecting
 from sm120patch.operations.site import Site
+from sm120patch.plan import History, OwnedFile
 from sm120patch.state import DiskFact, disk_state
 
 _KINDS = {"changed": "foreign", "missing": "missing", "added": "added"}
