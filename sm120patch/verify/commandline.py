@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sm120patch.errors import UsageError
-from sm120patch.model import Launch
+from sm120patch.plan import Launch
 from sm120patch.verify.profile import Profile
 
 _SECRET_WORDS = frozenset(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sm120patch.verify.loadgen import Request, Target, ask
+from sm120patch.verify.loadgen import Request, Target, Watch, ask
 from sm120patch.verify.metrics import Sample
 
 _SAME = 16  # characters of agreement after which two greedy answers count as the same
@@ -90,7 +90,9 @@ def probes() -> tuple[Probe, ...]:
     )
 
 
-def examine(target: Target, tag: str, deadline: float | None = None) -> Examination:
+def examine(
+    target: Target, tag: str, deadline: float | None = None, watch: Watch | None = None
+) -> Examination:
     """Ask every probe alone twice, then all of them at once. Failed requests are answers too."""
     questions = probes()
     answers: list[Answer] = []
@@ -100,7 +102,7 @@ def examine(target: Target, tag: str, deadline: float | None = None) -> Examinat
                     ignore_eos=False, keep_text=True)
             for p in questions
         ]  # fmt: skip
-        samples = ask(target, requests, concurrency=concurrency, deadline=deadline)
+        samples = ask(target, requests, concurrency=concurrency, deadline=deadline, watch=watch)
         answers += [_answer(p, s) for p, s in zip(questions, samples, strict=True)]
     return Examination(tuple(answers))
 

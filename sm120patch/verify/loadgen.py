@@ -7,9 +7,10 @@ out of here: it becomes a failed sample.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,11 @@ _WORDS = ("river", "stone", "copper", "window", "garden", "signal", "winter", "p
           "bridge", "silver", "market", "valley", "candle", "mirror", "thunder")  # fmt: skip
 _LATE = "stopped: the time is up"
 _MAX_BYTES = 256 << 20  # per reply
+_FLUSH_PATIENCE = 10.0
+_WATCH = 1.0  # seconds between two looks at the server
+
+Watch = Callable[[], object]
+"""Called about once a second while replies are open; what it raises ends the run."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +86,25 @@ def measure(
     repeat: int,
     prompts: int | None = None,
     deadline: float | None = None,
+    watch: Watch | None = None,
 ) -> Repeat:
     """Flush the server's prefix cache and run one repeat of a workload.
 
     The prompts depend on seed, workload and repeat only: both arms get the same. `deadline`
-    is a time of `time.monotonic`; requests still open then are failed samples.
+    is a time of `time.monotonic`; requests still open then are failed samples. `watch` sees
+    to a server that keeps connections open and will never answer.
     """
     count = workload.prompts if prompts is None else prompts
     requests = _requests(target, workload, seed, tag, repeat, count)
     samples, duration, cut = asyncio.run(
-        _run(target, requests, workload.concurrency, flush=True, deadline=deadline)
+        _run(
+            target,
+            requests,
+            workload.concurrency,
+            flush=True,
+            deadline=deadline,
+            watch=watch,
+        )
     )
     return Repeat(samples, duration, calculate(samples, duration, workload.input_len), cut)
 
@@ -100,10 +115,11 @@ def ask(
     *,
     concurrency: int = 1,
     deadline: float | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Sample, ...]:
     """Send single requests (correctness probes); one sample each, in order."""
     samples, _, _ = asyncio.run(
-        _run(target, iter(requests), concurrency, flush=False, deadline=deadline)
+        _run(target, iter(requests), concurrency, flush=False, deadline=deadline, watch=watch)
     )
     unsent = Sample(ok=False, error=_LATE)
     return samples + (unsent,) * (len(requests) - len(samples))
@@ -128,6 +144,7 @@ async def _run(
     *,
     flush: bool,
     deadline: float | None,
+    watch: Watch | None,
 ) -> tuple[tuple[Sample, ...], float, bool]:
     results: dict[int, Sample] = {}
     numbered = enumerate(requests)
@@ -142,9 +159,8 @@ async def _run(
 
         begin = time.perf_counter()
         workers = [asyncio.ensure_future(worker()) for _ in range(concurrency)]
-        limit = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            _, late = await asyncio.wait(workers, timeout=limit)
+            late = await _await_all(workers, deadline, watch)
         finally:
             for task in workers:
                 task.cancel()
@@ -152,6 +168,19 @@ async def _run(
         duration = time.perf_counter() - begin
     samples = tuple(results[index] for index in sorted(results))
     return samples, _virtual_duration(samples) if target.virtual else duration, bool(late)
+
+
+async def _await_all(
+    workers: Sequence[asyncio.Future[None]], deadline: float | None, watch: Watch | None
+) -> bool:
+    """Wait until all are done; True when the deadline came first."""
+    while True:
+        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        _, pending = await asyncio.wait(workers, timeout=min(left, _WATCH))
+        if not pending or left <= _WATCH:
+            return bool(pending)
+        if watch is not None:
+            watch()
 
 
 def _virtual_duration(samples: Sequence[Sample]) -> float:
@@ -176,14 +205,23 @@ def _session(target: Target, concurrency: int) -> aiohttp.ClientSession:
 
 
 async def _flush(session: aiohttp.ClientSession, target: Target) -> None:
-    """Empty the prefix cache; a server that does not know the request is left alone."""
+    """Empty the prefix cache; a server that does not know the request is left alone.
+
+    SGLang refuses with 400 while a request is open, and its last step may still be under way
+    when the reply to the last request has ended: ask again.
+    """
     import aiohttp
 
+    patience = time.monotonic() + _FLUSH_PATIENCE
     try:
-        async with session.post(
-            f"{target.base_url}/flush_cache", timeout=aiohttp.ClientTimeout(total=30)
-        ) as reply:
-            await reply.content.read(1024)
+        while time.monotonic() < patience:
+            async with session.post(
+                f"{target.base_url}/flush_cache", timeout=aiohttp.ClientTimeout(total=30)
+            ) as reply:
+                await reply.content.read(1024)
+            if reply.status != 400:
+                return
+            await asyncio.sleep(0.1)
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
         pass  # a dead server shows in the samples
 

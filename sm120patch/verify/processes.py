@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,19 @@ def group_members(group: int) -> list[int]:
     return members
 
 
+def died_unnoticed(pids: Iterable[int]) -> list[str]:
+    """Names of those processes that are dead while their parent has not collected them yet.
+
+    That lasts where the parent does not look: SGLang's front end keeps accepting requests when
+    the kernel or a signal has ended a scheduler. A process that is gone altogether was collected.
+    """
+    names = []
+    for pid in pids:
+        if (fields := _stat(pid)) and fields[0] in ("Z", "X"):
+            names.append(f"{_name(pid)} (PID {pid})")
+    return names
+
+
 def session_of(pid: int) -> int | None:
     """Session id of a process; None when it is gone or hidden."""
     try:
@@ -92,6 +106,13 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip() or "unnamed"
+    except OSError:
+        return "unnamed"
 
 
 def _command(pid: int | None) -> str:

@@ -131,8 +131,12 @@ class Record:
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def trimmed(info: Mapping[str, object], most: int = 400) -> dict[str, object]:
-    """Scalars of `/server_info` and the GPU list; secrets and long texts left out."""
+def trimmed(info: Mapping[str, object], most: int = 2000) -> dict[str, object]:
+    """Scalars of `/server_info` and the GPU list; secrets and long texts left out.
+
+    `most` bounds what a hostile server can have us keep. SGLang 0.5.18 has 472 options, and
+    names its version after them.
+    """
     kept: dict[str, object] = {}
     for key, value in list(info.items())[:most]:
         text = value if isinstance(value, str) else ""

@@ -9,9 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from sm120patch.errors import HostError, UsageError
-from sm120patch.model import Engagement, EvidenceKind, Goal, Launch, VerificationPolicy
+from sm120patch.model import (
+    Engagement,
+    EvidenceKind,
+    Goal,
+    VerificationPolicy,
+)
+from sm120patch.plan import Launch
 from sm120patch.verify import engagement as engaged
 from sm120patch.verify.commandline import Arm, Arms, adds_nothing, arms
 from sm120patch.verify.correctness import examine
@@ -227,9 +234,10 @@ class _Run:
 
     def _ask(self, number: int, block: Block, server: Server, target: Target, moment: str) -> None:
         self._check_time()
-        examination = examine(target, f"b{number}.probe-{moment}", self.deadline)
+        watch = partial(server.check_alive, "answering the correctness questions")
+        examination = examine(target, f"b{number}.probe-{moment}", self.deadline, watch)
         self._check_time()
-        server.check_alive("answering the correctness questions")
+        watch()
         block.examinations.append(examination)
         self.report.on_answers(block.arm, examination)
 
@@ -239,6 +247,7 @@ class _Run:
         if workload.warmup_requests == 0:
             return
         self.report.on_warmup(block.arm, workload.name)
+        doing = f"warming up {workload.name}"
         result = measure(
             target,
             workload,
@@ -247,13 +256,15 @@ class _Run:
             repeat=0,
             prompts=workload.warmup_requests,
             deadline=self.deadline,
+            watch=partial(server.check_alive, doing),
         )
-        self._check_repeat(result, server, f"warming up {workload.name}")
+        self._check_repeat(result, server, doing)
 
     def _repeats(
         self, number: int, block: Block, server: Server, target: Target, workload: Workload
     ) -> None:
         repeats = workload.repeats or 1
+        doing = f"serving {workload.name}"
         for repeat in range(1, repeats + 1):
             result = measure(
                 target,
@@ -262,8 +273,9 @@ class _Run:
                 tag=f"b{number}.{workload.name}",
                 repeat=repeat,
                 deadline=self.deadline,
+                watch=partial(server.check_alive, doing),
             )
-            self._check_repeat(result, server, f"serving {workload.name}")
+            self._check_repeat(result, server, doing)
             block.repeats.setdefault(workload.name, []).append(result.metrics)
             self.report.on_repeat(block.arm, workload.name, repeat, repeats, result.metrics)
 

@@ -29,6 +29,10 @@ from sm120patch.verify.spawn import (
     tail,
 )
 
+_COLLECTING = 0.5  # seconds within which a parent that looks after its children collects them
+
+_WRECKED = 2.0  # seconds for what is left of a server whose engine died
+
 
 class OutOfTime(Exception):  # noqa: N818 - an outcome, not an error
     """The time for the whole verification is used up."""
@@ -47,9 +51,16 @@ class Server:
     """From start to ready."""
     process: subprocess.Popen[bytes] | None
     """None for an external server."""
+    family: tuple[int, ...] = ()
+    """Processes of its group when it was ready; none for an external server."""
 
     def check_alive(self, doing: str) -> None:
-        """Raise ServerError when the process is gone."""
+        """Raise ServerError when the process is gone, or one of its own died unnoticed by it."""
+        if processes.died_unnoticed(self.family):
+            time.sleep(_COLLECTING)
+            if lost := processes.died_unnoticed(self.family):
+                text = f"{' and '.join(lost)} of the server died while {doing}"
+                raise failed(text, self.log, self.log_offset)
         if self.process is not None:
             gone = exit_status(self.process) is not None
         else:
@@ -84,12 +95,17 @@ def running(
     log = log_path(profile, label)
     began = time.monotonic()
     process = spawn(profile, command, log)
+    family: tuple[int, ...] = ()
     try:
         info = _await_ready(settings, process, log, began, deadline)
         _prove_ours(settings, process, log)
-        yield Server(process.pid, settings.url, info, log, 0, time.monotonic() - began, process)
+        seconds = time.monotonic() - began
+        family = tuple(pid for pid in processes.group_members(process.pid) if pid != process.pid)
+        yield Server(process.pid, settings.url, info, log, 0, seconds, process, family)
     finally:
-        stop(process, settings.stop_timeout)
+        # Without one of its processes a server only waits for it: there is no grace to be had.
+        wrecked = bool(processes.died_unnoticed(family))
+        stop(process, min(settings.stop_timeout, _WRECKED) if wrecked else settings.stop_timeout)
 
 
 def failed(text: str, log: Path | None, offset: int = 0, *, hint: str | None = None) -> ServerError:

@@ -81,18 +81,23 @@ def _die_with_parent() -> Callable[[], None]:
 
 
 def stop(process: subprocess.Popen[bytes], timeout: float) -> None:
-    """SIGTERM to the process group, bounded wait, SIGKILL to what is left of the group.
+    """SIGTERM to the leader, then to its whole group, SIGKILL to what is left of the group.
 
-    The leader is reaped last: until then its number cannot be given to another process, so
-    that no signal ever reaches a stranger. A ^C during the wait goes straight to SIGKILL.
+    The leader comes first and alone: SGLang's finishes its open requests, for which it needs
+    its children, and ends them itself. Once it is gone, or half the time is over, the whole
+    group gets the signal. The leader is reaped last: until then its number cannot be given to
+    another process, so that no signal ever reaches a stranger. A ^C during the wait goes
+    straight to SIGKILL.
     """
     if process.returncode is not None:
         return
+    began = time.monotonic()
     try:
-        _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + timeout
-        while group_members(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _signal_group(process, signal.SIGTERM, leader_only=True)
+        _await_end(process, began + timeout / 2, leader_only=True)
+        if group_members(process.pid):
+            _signal_group(process, signal.SIGTERM)
+            _await_end(process, began + timeout)
     finally:
         if group_members(process.pid):
             _signal_group(process, signal.SIGKILL)
@@ -224,6 +229,19 @@ def _identity(settings: ServerSettings) -> _Identity:
     return _Identity(entry.pw_uid, entry.pw_gid, groups)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(
+    process: subprocess.Popen[bytes], number: signal.Signals, *, leader_only: bool = False
+) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        (os.kill if leader_only else os.killpg)(process.pid, number)
+
+
+def _await_end(
+    process: subprocess.Popen[bytes], deadline: float, *, leader_only: bool = False
+) -> None:
+    while time.monotonic() < deadline:
+        if not group_members(process.pid):
+            return
+        if leader_only and exit_status(process) is not None:
+            return
+        time.sleep(0.05)
