@@ -16,6 +16,8 @@ _COMMUNICATOR = "sglang/srt/layers/communicator.py"
 _ADD_NORM = "sglang/srt/layers/layer_boundary/residual/add_norm.py"
 _FUSION = "sglang/srt/layers/flashinfer_comm_fusion.py"
 _JIT = "flashinfer/jit/comm.py"
+_JIT_BEFORE_0_4 = "flashinfer/comm/trtllm_ar.py"
+_FUSED = "flashinfer/data/include/flashinfer/comm/trtllm_allreduce_fusion.cuh"
 _MNNVL = "flashinfer/comm/mnnvl.py"
 
 
@@ -83,7 +85,11 @@ def _runtime_gate(root: Path) -> _Finding:
     if path is None:
         return False, "neither communicator.py nor add_norm.py is there"
     tree = _parse(path)
-    names = ("apply_flashinfer_allreduce_fusion", "flashinfer_ar_fusion_applies")
+    names = (
+        "apply_flashinfer_allreduce_fusion",
+        "flashinfer_ar_fusion_applies",
+        "_gather_hidden_states_and_residual",
+    )
     function = next((f for name in names for f in _functions(tree, name)), None)
     if function is None:
         return False, "the gate's function is not there"
@@ -123,7 +129,8 @@ def _resolver(root: Path) -> _Finding:
 
 
 def _arch_list(root: Path) -> _Finding:
-    functions = _functions(_parse(root / _JIT), "gen_trtllm_comm_module")
+    trees = [_parse(root / path) for path in (_JIT, _JIT_BEFORE_0_4)]
+    functions = [f for tree in trees for f in _functions(tree, "gen_trtllm_comm_module")]
     if not functions:
         return False, "gen_trtllm_comm_module is not there"
     for node in ast.walk(functions[0]):
@@ -132,7 +139,11 @@ def _arch_list(root: Path) -> _Finding:
             if 12 in majors:
                 return True, "open"
             return False, f"built for major versions {sorted(majors, key=str)} only"
-    return True, "no list"
+    # Without a list (before 0.3.1) torch asks for plain sm_120, which lacks the FP4 conversions
+    # that the module holds; in a few releases a mistyped CUDA version leaves those out.
+    if "compute_120a" in ast.dump(functions[0]) or "CUDA_VERSION >= 120800" in _text(root / _FUSED):
+        return True, "open"
+    return False, "built for plain sm_120, which lacks its FP4 conversions"
 
 
 def _multicast(root: Path, sglang: Path | None) -> _Finding:

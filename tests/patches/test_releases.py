@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from sm120patch.model import (
 from sm120patch.operations.staging import after_history
 from sm120patch.plan import History, Outcome, Plan
 from sm120patch.planner import Refusal, Request, make_plan
+from sm120patch.simhost.gates import Sight, look
 from tests.patches import gates
 from tests.patches.lines import AUTOTUNE_LIST, LINES, line_edits
 from tests.support import wheels
@@ -232,6 +234,28 @@ def test_auto_enable_opens_its_condition_where_it_is_selected(
 
 def rest(plan: Plan, without: Mapping[str, object]) -> list[Any]:
     return [step for step in plan.files if step.path not in without]
+
+
+@pytest.mark.parametrize("sglang", every(fast=("0.5.0rc0", "0.5.3", "0.5.9", "0.5.23")))
+def test_the_simulated_host_sees_it_too(known: Catalogue, sglang: str, tmp_path: Path) -> None:
+    release = Release(sglang)
+    site = tmp_path / "lib/python3.11/site-packages"
+    seen = {path for places, _ in gates.GATES.values() for path in places} | {
+        f"{gates.INCLUDE}/trtllm_allreduce_fusion.cuh", "flashinfer/comm/torch_symmetric_memory.py",
+    }  # fmt: skip
+
+    def lay_out() -> Sight:
+        for path in seen:
+            if (data := release.read(path)) is not None:
+                (site / path).parent.mkdir(parents=True, exist_ok=True)
+                (site / path).write_bytes(data)
+        return look(tmp_path)
+
+    assert not lay_out().patched
+    apply(release, make(known, release, History()))
+    sight = lay_out()
+    assert sight.closed == []
+    assert sight.patched
 
 
 @pytest.mark.parametrize("sglang", every(fast=("0.5.0rc0", "0.5.3", "0.5.11", "0.5.23")))
