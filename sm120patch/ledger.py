@@ -291,11 +291,12 @@ def _create(path: Path) -> None:
             )
         temporary.replace(path)
     except (OSError, sqlite3.Error) as error:
-        temporary.unlink(missing_ok=True)
         raise HostError(
             f"cannot create the ledger {path}: {error}",
             hint="check free space and permissions of the environment's prefix",
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)  # also after ^C; once it was moved there is none
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
