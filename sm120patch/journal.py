@@ -30,10 +30,16 @@ class JournalFile:
     a_mtime_ns: int
     b_sha256: str
     b_mtime_ns: int
+    a_mode: int
+    b_mode: int
 
     def sha256(self, side: Side) -> str:
         """Digest the file has on that side."""
         return self.a_sha256 if side == "a" else self.b_sha256
+
+    def mode(self, side: Side) -> int:
+        """Permission bits the file has on that side."""
+        return self.a_mode if side == "a" else self.b_mode
 
     def mtime_ns(self, side: Side) -> int:
         """Modification time the file has on that side: build caches compare it."""

@@ -17,6 +17,7 @@ from sm120patch.model import (
     Change,
     Changed,
     Engagement,
+    FileSnapshot,
     PatchSet,
     Refused,
     Snapshot,
@@ -315,6 +316,8 @@ class _Planner:
     def _collect_orphans(self, doomed: set[str]) -> None:
         """Add dependencies that nobody asked for and nobody needs any more."""
         active = self._history.active
+        if any(n not in self._catalogue.ids for n in active if n not in doomed):
+            return  # What a set needs that the catalogue does not know cannot be told.
         while True:
             kept = [n for n in active if n not in doomed and n in self._catalogue.ids]
             needed = {d for n in kept for d in self._catalogue.get(n).depends}
@@ -394,7 +397,7 @@ class _Planner:
             before_sha256=file.sha256,
             after_sha256=after_sha256,
             pristine_sha256=_digest(file.pristine),
-            mode=file.mode if file.obstacle is None else _ADDED_MODE,
+            mode=owned.pristine_mode if owned and same else self._mode(file),
             pristine_mtime_ns=owned.pristine_mtime_ns if owned and same else file.mtime_ns,
             before=file.data,
             after=after or b"",
@@ -402,6 +405,10 @@ class _Planner:
             diff=make_diff(key[1], file.data, after or b""),
             changes=tuple(draft.shaped_by[key]),
         )
+
+    @staticmethod
+    def _mode(file: FileSnapshot) -> int:
+        return file.mode if file.obstacle is None else _ADDED_MODE
 
     def _settled(self, draft: Draft) -> dict[FileKey, str]:
         settled = {}

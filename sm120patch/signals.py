@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -15,25 +14,13 @@ HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def held_back() -> Iterator[None]:
     """Deliver SIGINT, SIGTERM and SIGHUP after the block instead of inside it.
 
-    The first signal waits; its usual handler runs when the block has ended. Outside the main
-    thread, where handlers cannot be set, the block runs unprotected.
+    The kernel keeps them: no handler is exchanged, so none can be lost in between. Blocks nest.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[int] = []
-
-    def remember(number: int, _frame: FrameType | None) -> None:
-        pending.append(number)
-
-    previous = {number: signal.signal(number, remember) for number in HELD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if pending:
-            signal.raise_signal(pending[0])
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def raise_on_termination() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from sm120patch.disk import sync_directory, write_file
 from sm120patch.errors import BusyError, HostError
 from sm120patch.model import sha256_hex
 
+_ATTEMPTS, _PAUSE = 6, 0.05
 DIRECTORY_NAME = ".sm120patch"
 _README = """\
 This directory belongs to sm120patch, which changed files of this Python environment.
@@ -81,6 +83,19 @@ class StateDirectory:
             os.close(fd)
         return None
 
+    def _take(self, fd: int) -> bool:
+        """Take the lock; a look by `holder` may have it for a moment, so ask a few times."""
+        for _ in range(_ATTEMPTS):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+                continue
+            # Whoever removed the file meanwhile would let a second command in beside us.
+            found = (self.path / "lock").lstat()
+            return (found.st_dev, found.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+        return False
+
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
         """Hold the environment exclusively; BusyError at once when another process has it.
@@ -89,15 +104,14 @@ class StateDirectory:
         """
         self.ensure()
         try:
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(self.path / "lock", flags, 0o644)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not self._take(fd):
                 holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
-                raise busy(self, holder or "unknown") from None
+                raise busy(self, holder or "unknown")
             try:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)

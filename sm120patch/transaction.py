@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -195,6 +196,7 @@ class Transaction:
             )
         like = path.stat() if path.exists() else None
         temporary = disk.stage(path, data, self.journal.tx, like=like)
+        temporary.chmod(entry.mode(side))
         disk.set_mtime(temporary, entry.mtime_ns(side))
         _checkpoint(f"stage {entry.path}")
         return temporary, path
@@ -220,6 +222,13 @@ class Transaction:
             from sm120patch.caches import switch
 
             switch.place(self.journal.caches, side, self._store.get, _checkpoint)
+
+    def _unpark_caches(self, side: Side) -> None:
+        """Bring builds back that were put away before anything else failed."""
+        if self.journal.caches is not None:
+            from sm120patch.caches import switch
+
+            switch.unpark(self.journal.caches, side, self._store.get, _checkpoint)
 
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
@@ -255,7 +264,7 @@ class Transaction:
                 if self.journal.at != side or self._moved(side):
                     self.swap(side)
                 elif self.journal.moving_to is not None:
-                    self._place_caches(side)
+                    self._unpark_caches(side)
                 self._close()
         except (OSError, Sm120PatchError) as error:
             raise RecoveryNeededError(
@@ -275,14 +284,19 @@ class Transaction:
         remove_journal(self.state.journal)
         _checkpoint("journal removed")
 
+    def _is_foreign(self, entry: JournalFile) -> bool:
+        try:
+            return _found(target_path(entry.root, entry.path)) not in (
+                entry.a_sha256,
+                entry.b_sha256,
+            )
+        except (ConflictError, OSError):
+            return True  # A link, a directory or something unreadable is not ours either.
+
     def drop_foreign(self) -> list[str]:
         """Leave out files that are on neither side; return their paths."""
         self._remove_temporaries()
-        foreign = [
-            e
-            for e in self.journal.files
-            if _found(target_path(e.root, e.path)) not in (e.a_sha256, e.b_sha256)
-        ]
+        foreign = [e for e in self.journal.files if self._is_foreign(e)]
         kept = tuple(e for e in self.journal.files if e not in foreign)
         self._write(files=kept)
         return [e.path for e in foreign]
@@ -342,13 +356,23 @@ def begin(
     """
     require_no_journal(state)
     _require_unchanged(steps)
-    transaction = _open(state, steps, settings)
+    transaction: Transaction | None = None
     try:
+        with held_back():  # A signal between journal and `try` would leave the journal open.
+            transaction = _open(state, steps, settings)
         yield transaction
         if state.journal.exists():
             raise RuntimeError("a transaction ended without commit")
     except BaseException as error:
+        if transaction is None:
+            raise
         undone = transaction.abort() if state.journal.exists() else False
+        if not undone and isinstance(error, OSError):
+            raise HostError(
+                f"{settings.command!r} took effect, but tidying up failed: {error}",
+                hint="`sm120patch status` shows the environment",
+                details={"errno": error.errno},
+            ) from error
         if undone and isinstance(error, OSError):
             raise RolledBackError(
                 f"{settings.command!r} failed and was rolled back: {error}",
@@ -420,10 +444,28 @@ def _journal_file(step: FileStep, settings: Settings) -> JournalFile:
         # A whole second apart, or same-size sources would keep their old bytecode.
         fresh = max(time.time_ns(), (present // 10**9 + 1) * 10**9)
         other = settings.mtimes.get(step.path, fresh)
-    before = (step.before_sha256, present)
-    after = (step.after_sha256, other)
+    mode = step.mode if step.before_sha256 == ABSENT else stat.S_IMODE(path.stat().st_mode)
+    before = (step.before_sha256, present, mode)
+    after = (step.after_sha256, other, step.mode if step.to_pristine else mode)
     a, b = (before, after) if settings.start == "a" else (after, before)
-    return JournalFile(step.target, step.root, step.path, a[0], a[1], b[0], b[1])
+    return JournalFile(
+        step.target, step.root, step.path, a[0], a[1], b[0], b[1], a_mode=a[2], b_mode=b[2]
+    )
+
+
+def _rebased(journal: Journal, roots: Mapping[str, str], *, drop_missing: bool) -> Journal:
+    missing = sorted({f.target for f in journal.files} - set(roots))
+    if missing and not drop_missing:
+        raise RecoveryNeededError(
+            f"{journal.command!r} was changing {', '.join(missing)}, which is not installed now",
+            hint="reinstall it, then run `sm120patch recover --keep-foreign`",
+        )
+    files = tuple(replace(f, root=roots[f.target]) for f in journal.files if f.target in roots)
+    caches = journal.caches
+    if caches is not None:
+        root = roots.get("flashinfer-python")
+        caches = None if root is None else replace(caches, root=root)
+    return replace(journal, files=files, caches=caches)
 
 
 @dataclass(frozen=True)
@@ -436,8 +478,16 @@ class Recovery:
     kept_foreign: tuple[str, ...]
 
 
-def recover(state: StateDirectory, *, keep_foreign: bool = False) -> Recovery | None:
+def recover(
+    state: StateDirectory,
+    *,
+    keep_foreign: bool = False,
+    roots: Mapping[str, str] | None = None,
+) -> Recovery | None:
     """Settle an open journal; None when there is none. The caller holds the lock.
+
+    `roots` maps each target to its import root now: a copied or moved environment settles its own
+    files, whatever absolute paths the journal was written with, and never those of another.
 
     Raises RecoveryNeededError, having overwritten nothing, when a file is on neither side and
     `keep_foreign` is False.
@@ -445,6 +495,8 @@ def recover(state: StateDirectory, *, keep_foreign: bool = False) -> Recovery | 
     journal = read_journal(state.journal)
     if journal is None:
         return None
+    if roots is not None:
+        journal = _rebased(journal, roots, drop_missing=keep_foreign)
     transaction = Transaction(state, journal)
     with open_ledger(state.ledger) as ledger:
         committed = ledger.committed(journal.tx)

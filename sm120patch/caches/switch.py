@@ -6,12 +6,14 @@ server that ran in between may have built modules that did not exist before.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from sm120patch.caches import flashinfer, shelf
 from sm120patch.caches.builds import Entry, build_key, kept_mtimes
 from sm120patch.environment import Environment
+from sm120patch.errors import BusyError
 from sm120patch.journal import CacheScope, Side
 from sm120patch.plan import FileStep
 
@@ -85,6 +87,17 @@ def place(scope: CacheScope, side: Side, contents: Contents, step: Callable[[str
     for entry in _entries(scope, contents):
         if _key(entry, scope, "a") != _key(entry, scope, "b"):
             shelf.place(entry, _key(entry, scope, side), step=step)
+
+
+def unpark(scope: CacheScope, at: Side, contents: Contents, step: Callable[[str], None]) -> None:
+    """Bring back what `park` put away, when no file has changed since.
+
+    A module whose lock is held was never parked: FlashInfer is compiling it.
+    """
+    for entry in _entries(scope, contents):
+        key = _key(entry, scope, at)
+        with contextlib.suppress(BusyError):
+            shelf.swap(entry, key, key, step=step)
 
 
 def kept_times(scope: CacheScope, side: Side, contents: Contents) -> dict[str, int]:

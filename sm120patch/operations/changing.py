@@ -292,6 +292,7 @@ def recover(site: Site, *, keep_foreign: bool) -> transaction.Recovery | None:
     if site.journal() is None:
         return None
     with site.state.lock("recover"):
-        result = transaction.recover(site.state, keep_foreign=keep_foreign)
+        roots = {n: str(i.root) for n, i in site.environment.installations.items()}
+        result = transaction.recover(site.state, keep_foreign=keep_foreign, roots=roots)
         sync_claims(site.environment, site.history())
     return result

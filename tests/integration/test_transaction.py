@@ -35,6 +35,8 @@ class Place:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
             os.utime(file, ns=(LONG_AGO, LONG_AGO))
+        self.modes = dict.fromkeys(OLD, 0o644)
+        """Modes that upstream's files were first seen with."""
 
     def content(self) -> dict[str, bytes]:
         return {path: (self.root / path).read_bytes() for path in OLD}
@@ -46,7 +48,7 @@ class Place:
         return tuple(
             FileStep(
                 "sglang", path, str(self.root), "1.0", sha256_hex(before[path]),
-                sha256_hex(after[path]), sha256_hex(OLD[path]), 0o644, LONG_AGO,
+                sha256_hex(after[path]), sha256_hex(OLD[path]), self.modes[path], LONG_AGO,
                 before[path], after[path], OLD[path], "",
             )
             for path in before
@@ -93,8 +95,10 @@ def test_a_finished_transaction_leaves_the_new_content_only(place: Place) -> Non
 
 def test_going_back_gives_bytes_modes_and_times_back(place: Place) -> None:
     (place.root / "pkg/a.py").chmod(0o640)
+    place.modes["pkg/a.py"] = 0o640
     place.run()
     assert stat.S_IMODE((place.root / "pkg/a.py").stat().st_mode) == 0o640
+    (place.root / "pkg/a.py").chmod(0o600)
     place.run(NEW, OLD)
     assert place.content() == OLD
     for path in OLD:
