@@ -41,15 +41,17 @@ warmup = 200
 """
 SLOWLY = ("--time-scale", "20")
 """With `LONG` every server is busy for some seconds: time to be met half way."""
+LONGER = LONG.replace("200", "4000")
+"""Half a minute a server: time for other commands, on a busy machine too."""
 
 
 # --- interrupted -------------------------------------------------------------------------------
 
 
 @contextmanager
-def met_half_way(host: Host, arm: str, *command: str) -> Iterator[Running]:
+def met_half_way(host: Host, arm: str, *command: str, workloads: str = LONG) -> Iterator[Running]:
     """A verification that serves requests in the given arm just now."""
-    profile = host.profile(GOOD, *SLOWLY, workloads=LONG, verify=QUICK)
+    profile = host.profile(GOOD, *SLOWLY, workloads=workloads, verify=QUICK)
     running = host.start(*(command or ("apply", "fusion")), "--profile", profile)
     try:
         running.wait_said(f"{arm}: long: warming up")
@@ -143,18 +145,14 @@ def test_a_file_that_is_edited_while_the_baseline_serves_is_kept(host: Host) -> 
     with met_half_way(host, "baseline") as running:
         (host.site / COMMUNICATOR).write_text("mine = True\n")
         done = running.finish()
-    assert done.code in (5, 7), done.err
+    assert done.code == 5, done.err
     assert "communicator.py" in done.error["message"]
     assert host.content(COMMUNICATOR) == "mine = True\n" and host.content(JIT) == JIT_CLOSED
-    assert host.servers() == []
-    if done.code == 7:
-        assert host.run("recover", "--keep-foreign").code == 0
-    assert host.content(COMMUNICATOR) == "mine = True\n" and host.content(JIT) == JIT_CLOSED
-    assert host.litter() == []
+    assert host.servers() == [] and host.litter() == []
 
 
 def test_while_a_verification_runs_every_other_change_is_refused(host: Host) -> None:
-    with met_half_way(host, "baseline") as running:
+    with met_half_way(host, "baseline", workloads=LONGER) as running:
         profile = host.profile(GOOD, verify=QUICK, name="second.toml")
         for command in (
             ("apply", "other", "--no-verify"),
@@ -170,7 +168,7 @@ def test_while_a_verification_runs_every_other_change_is_refused(host: Host) -> 
 
 
 def test_while_a_verification_runs_status_names_it(host: Host) -> None:
-    with met_half_way(host, "baseline") as running:
+    with met_half_way(host, "baseline", workloads=LONGER) as running:
         status = host.text("status")
         assert running.process.poll() is None
     assert f"pid {running.process.pid}" in status.out
