@@ -7,14 +7,15 @@ says. A set counts as applied only through evidence for exactly the content on d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, EvidenceKind, State
 from sm120patch.plan import History, OwnedFile, content_digest
 
 FileKey = tuple[str, str]
-INCONCLUSIVE = "inconclusive"
+UNDECIDED = ("inconclusive", "unconfirmed")
+"""Verdicts that neither give nor take anything."""
 
 
 @dataclass(frozen=True)
@@ -118,20 +119,30 @@ class EvidenceBook:
         for the baseline's content.
         """
         seen: set[str] = set()
+        link: str | None = None
         while content not in seen:
             seen.add(content)
             entries = [
-                e for e in self._lookup(content) if e.verdict != INCONCLUSIVE and self._here(e)
+                e for e in self._lookup(content) if e.verdict not in UNDECIDED and self._here(e)
             ]
             own = [e for e in entries if set_id in e.sets]
             if own:
                 real = [e for e in own if e.kind == EvidenceKind.REAL.value]
-                return (real or own)[0]
+                found = (real or own)[0]
+                return replace(found, kind=link) if link is not None else found
             below = [e for e in entries if e.passed and set_id in e.baseline_sets]
             if not below:
                 return None
-            content = below[0].baseline_digest
+            real = [e for e in below if e.kind == EvidenceKind.REAL.value]
+            if not real:
+                link = below[0].kind  # A chain is worth no more than its weakest link.
+            content = (real or below)[0].baseline_digest
         return None
+
+
+def _intact(history: History, facts: Mapping[FileKey, DiskFact]) -> bool:
+    """Evidence is for the whole content: one foreign file anywhere makes it another one."""
+    return all(disk_state(f, facts[f.target, f.path])[0] is None for f in history.files.values())
 
 
 def active_status(
@@ -150,6 +161,10 @@ def active_status(
     evidence = None
     if interrupted:
         state, reason = State.INTERRUPTED, "a change is under way, or was interrupted"
+    elif not owned:
+        state, reason = State.LOST, "nothing of it is on disk"
+    elif state is None and not _intact(history, facts):
+        state, reason = State.STAGED, "not verified together with what else is on disk now"
     elif state is None:
         evidence = book.decisive(set_id, present_content(history, versions))
         if evidence is not None and evidence.passed:

@@ -37,7 +37,7 @@ from sm120patch.journal import (
     remove_journal,
     write_journal,
 )
-from sm120patch.ledger import now, open_ledger, read_ledger
+from sm120patch.ledger import now, read_ledger
 from sm120patch.model import ABSENT, sha256_hex
 from sm120patch.plan import FileStep
 from sm120patch.signals import held_back
@@ -54,7 +54,8 @@ on_checkpoint: Checkpoint = _nothing
 """Called after every step that changes the disk; tests kill the process there."""
 
 
-def _checkpoint(label: str) -> None:
+def checkpoint(label: str) -> None:
+    """Tell that a step changed the disk."""
     on_checkpoint(label)
 
 
@@ -138,7 +139,7 @@ class Transaction:
     def _write(self, **changes: object) -> None:
         self.journal = replace(self.journal, **changes)  # type: ignore[arg-type]
         write_journal(self.state.journal, self.journal)
-        _checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
+        checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 
     def _exchange(self, entry: JournalFile, temporary: Path | None, path: Path) -> None:
         self._require_known(entry)  # Staging took time: somebody may have written meanwhile.
@@ -146,7 +147,7 @@ class Transaction:
             path.unlink()
         else:
             temporary.replace(path)
-        _checkpoint(f"{'remove' if temporary is None else 'replace'} {entry.path}")
+        checkpoint(f"{'remove' if temporary is None else 'replace'} {entry.path}")
 
     def _pending(self, side: Side) -> list[JournalFile]:
         pending = []
@@ -198,7 +199,7 @@ class Transaction:
         temporary = disk.stage(path, data, self.journal.tx, like=like)
         temporary.chmod(entry.mode(side))
         disk.set_mtime(temporary, entry.mtime_ns(side))
-        _checkpoint(f"stage {entry.path}")
+        checkpoint(f"stage {entry.path}")
         return temporary, path
 
     def _after_replace(self, entries: list[JournalFile], side: Side) -> None:
@@ -207,7 +208,7 @@ class Transaction:
         tree = self.journal.pycache_prefix
         for entry in self.journal.files:
             bytecode.purge(Path(entry.root), entry.path, Path(tree) if tree else None)
-        _checkpoint("purge bytecode")
+        checkpoint("purge bytecode")
         self._place_caches(side)
 
     def _park_caches(self) -> None:
@@ -215,20 +216,20 @@ class Transaction:
             from sm120patch.caches import switch
 
             # No server runs during a swap, so a build without a mark is of the side we come from.
-            switch.park(self.journal.caches, self.journal.at, self._store.get, _checkpoint)
+            switch.park(self.journal.caches, self.journal.at, self._store.get, checkpoint)
 
     def _place_caches(self, side: Side) -> None:
         if self.journal.caches is not None:
             from sm120patch.caches import switch
 
-            switch.place(self.journal.caches, side, self._store.get, _checkpoint)
+            switch.place(self.journal.caches, side, self._store.get, checkpoint)
 
     def _unpark_caches(self, side: Side) -> None:
         """Bring builds back that were put away before anything else failed."""
         if self.journal.caches is not None:
             from sm120patch.caches import switch
 
-            switch.unpark(self.journal.caches, side, self._store.get, _checkpoint)
+            switch.unpark(self.journal.caches, side, self._store.get, checkpoint)
 
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
@@ -246,8 +247,8 @@ class Transaction:
             if self.journal.at != side or self.journal.moving_to is not None:
                 self.swap(side)
             record(self.journal.tx, side)
-            _checkpoint("ledger commit")
-            self._close()
+            checkpoint("ledger commit")
+            self.close()
 
     def abort(self) -> bool:
         """Bring the decided side back and close; True when that undid the transaction.
@@ -265,7 +266,7 @@ class Transaction:
                     self.swap(side)
                 elif self.journal.moving_to is not None:
                     self._unpark_caches(side)
-                self._close()
+                self.close()
         except (OSError, Sm120PatchError) as error:
             raise RecoveryNeededError(
                 f"{self.journal.command!r} failed and could not be rolled back: {error}",
@@ -279,10 +280,11 @@ class Transaction:
             with contextlib.suppress(ConflictError, OSError):
                 disk.temp_path(target_path(entry.root, entry.path), self.journal.tx).unlink()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Remove what is left of the transaction: from here on nothing is under way."""
         self._remove_temporaries()
         remove_journal(self.state.journal)
-        _checkpoint("journal removed")
+        checkpoint("journal removed")
 
     def _is_foreign(self, entry: JournalFile) -> bool:
         try:
@@ -391,7 +393,7 @@ def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings
             for digest, data in (*sides, (step.pristine_sha256, step.pristine)):
                 if digest != ABSENT:
                     store.put(data)
-            _checkpoint(f"store {step.path}")
+            checkpoint(f"store {step.path}")
         transaction = Transaction(state, _journal(steps, settings))
         write_journal(state.journal, transaction.journal)
     except OSError as error:
@@ -402,7 +404,7 @@ def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings
             hint="no file of the packages was touched; check free space and permissions",
             details={"path": str(state.path), "errno": error.errno},
         ) from error
-    _checkpoint("journal opened")
+    checkpoint("journal opened")
     return transaction
 
 
@@ -451,74 +453,3 @@ def _journal_file(step: FileStep, settings: Settings) -> JournalFile:
     return JournalFile(
         step.target, step.root, step.path, a[0], a[1], b[0], b[1], a_mode=a[2], b_mode=b[2]
     )
-
-
-def _rebased(journal: Journal, roots: Mapping[str, str], *, drop_missing: bool) -> Journal:
-    missing = sorted({f.target for f in journal.files} - set(roots))
-    if missing and not drop_missing:
-        raise RecoveryNeededError(
-            f"{journal.command!r} was changing {', '.join(missing)}, which is not installed now",
-            hint="reinstall it, then run `sm120patch recover --keep-foreign`",
-        )
-    files = tuple(replace(f, root=roots[f.target]) for f in journal.files if f.target in roots)
-    caches = journal.caches
-    if caches is not None:
-        root = roots.get("flashinfer-python")
-        caches = None if root is None else replace(caches, root=root)
-    return replace(journal, files=files, caches=caches)
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """What `recover` did."""
-
-    command: str
-    outcome: str
-    """`finished` (it had been committed) or `undone`."""
-    kept_foreign: tuple[str, ...]
-
-
-def recover(
-    state: StateDirectory,
-    *,
-    keep_foreign: bool = False,
-    roots: Mapping[str, str] | None = None,
-) -> Recovery | None:
-    """Settle an open journal; None when there is none. The caller holds the lock.
-
-    `roots` maps each target to its import root now: a copied or moved environment settles its own
-    files, whatever absolute paths the journal was written with, and never those of another.
-
-    Raises RecoveryNeededError, having overwritten nothing, when a file is on neither side and
-    `keep_foreign` is False.
-    """
-    journal = read_journal(state.journal)
-    if journal is None:
-        return None
-    if roots is not None:
-        journal = _rebased(journal, roots, drop_missing=keep_foreign)
-    transaction = Transaction(state, journal)
-    with open_ledger(state.ledger) as ledger:
-        committed = ledger.committed(journal.tx)
-        side = decided_side(state, journal)
-        foreign = transaction.drop_foreign() if keep_foreign else []
-        try:
-            transaction.swap(side)
-        except (OSError, ConflictError) as error:
-            raise RecoveryNeededError(
-                f"recovery of {journal.command!r} stopped: {error}",
-                code=getattr(error, "code", "recovery-needed"),
-                hint="nothing foreign was overwritten; put the named file right, or leave it as"
-                " it is with `sm120patch recover --keep-foreign`",
-            ) from error
-        outcome = "undone" if committed is None else "finished"
-        details: Mapping[str, object] = {
-            "command": journal.command,
-            "tx": journal.tx,
-            "outcome": outcome,
-            "kept_foreign": foreign,
-        }
-        ledger.commit(Event("recovered", (), details), None)
-        _checkpoint("recovery recorded")
-        transaction._close()
-    return Recovery(journal.command, outcome, tuple(foreign))

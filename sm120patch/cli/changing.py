@@ -97,7 +97,7 @@ def apply(
     plan = planning.plan_request(site, request, capability, expect=expect)
     if dry_run:
         return _show_plan(output, plan, chosen, demands)
-    owed = not no_verify and changing.verification_owed(site, request, plan)
+    owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
     if plan.is_noop and not owed:
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
@@ -107,7 +107,14 @@ def apply(
         changing.preview(plan, chosen, demands)
     _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
     change = changing.apply(
-        site, request, plan, chosen, _progress(output), command=_command_line(), demands=demands
+        site,
+        request,
+        plan,
+        chosen,
+        _progress(output),
+        command=_command_line(),
+        demands=demands,
+        capability=capability,
     )
     return _report(output, site, change)
 
@@ -118,6 +125,7 @@ def apply(
 @goal_option
 @time_option
 @running_option
+@gpu_option
 @environment_options
 @pass_output
 def verify(
@@ -127,6 +135,7 @@ def verify(
     goal: str | None,
     max_time: float | None,
     allow_running: bool,
+    gpu: str | None,
     env: str | None,
     python: str | None,
     catalogue: Places,
@@ -135,21 +144,28 @@ def verify(
 
     A pass makes them applied; a regression takes them off.
     """
-    from sm120patch.operations import changing
+    from sm120patch.operations import changing, planning
     from sm120patch.operations.site import open_site
     from sm120patch.transaction import require_settled
 
     site = open_site(env, python, catalogue=catalogue)
     require_settled(site.state)
     demands = changing.Demands.of(goal, max_time)
-    plan = changing.verification_plan(site, sets)
     chosen = changing.find_profile(profile, site, Path.cwd())
+    capability = planning.capability_of(gpu, changing.declared_capability(chosen))
+    plan = changing.verification_plan(site, sets, capability)
     if chosen is None:
         raise changing.no_profile(Path.cwd())
     changing.preview(plan, chosen, demands)
     _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
     change = changing.verify(
-        site, sets, chosen, _progress(output), command=_command_line(), demands=demands
+        site,
+        sets,
+        chosen,
+        _progress(output),
+        command=_command_line(),
+        demands=demands,
+        capability=capability,
     )
     return _report(output, site, change)
 

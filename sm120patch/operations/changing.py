@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from sm120patch import transaction
+from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
 from sm120patch.claims import sync_claims
 from sm120patch.environment import writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
-from sm120patch.model import Goal, State, VerificationPolicy
+from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
 from sm120patch.operations import inspecting, planning, staging, verifying
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan, history_digest
@@ -151,6 +151,7 @@ def apply(
     *,
     command: str,
     demands: Demands,
+    capability: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Change:
     """Carry out an `apply` plan, with verification unless `profile` is None.
@@ -169,8 +170,9 @@ def apply(
             staging.execute(site, plan, "staged", command)
             return Change(plan, "staged")
         if plan.is_noop:
-            owed = owed_sets(site, request, plan)
-            return _reverify(site, owed, profile, reporter, command, demands)
+            owed = owed_sets(site, request, plan, profile, demands)
+            return _reverify(site, owed, profile, reporter, command, demands, capability)
+        _require_measured(site, plan)
         case = verifying.applying(site, plan)
         return _measured(site, case, plan, profile, reporter, command, demands)
 
@@ -185,6 +187,24 @@ def _require_same(site: Site, plan: Plan) -> None:
             "the plan is stale: another command changed the environment meanwhile",
             code="stale-plan",
             hint="run the command again to plan from the present content",
+        )
+
+
+def _require_measured(site: Site, plan: Plan) -> None:
+    """Refuse a baseline that holds members of the request which nobody has measured.
+
+    Both arms would have them, and their effect would be credited to nobody, or worse, passed.
+    """
+    active = site.history().active
+    states = {s.id: s.state for s in inspecting.status(site).sets}
+    owed = [n for n in plan.states if n in active and states[n] is State.STAGED]
+    if owed:
+        raise ConflictError(
+            f"{', '.join(owed)} is on disk but was never verified, so it would be in both arms",
+            code="unverified-baseline",
+            hint=f"first `sm120patch verify {' '.join(owed)}`, or `sm120patch revert"
+            f" {' '.join(owed)} --cascade`",
+            details={"sets": owed},
         )
 
 
@@ -226,27 +246,42 @@ def verify(
     *,
     command: str,
     demands: Demands,
+    capability: str | None = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
     with site.state.lock(command):
         transaction.require_no_journal(site.state)
-        return _reverify(site, sets, profile, reporter, command, demands)
+        return _reverify(site, sets, profile, reporter, command, demands, capability)
 
 
-def owed_sets(site: Site, request: Request, plan: Plan) -> tuple[str, ...]:
-    """Requested sets that are on disk, or will be, without a verification on record."""
-    states = {s.id: s.state for s in inspecting.status(site).sets}
-    return tuple(
-        name
-        for name in request.sets
-        if plan.states[name] is not State.UPSTREAM
-        and (not plan.is_noop or states[name] is not State.APPLIED)
-    )
+def owed_sets(
+    site: Site, request: Request, plan: Plan, profile: Profile | None, demands: Demands
+) -> tuple[str, ...]:
+    """Requested sets that are on disk, or will be, without the verification that is asked for.
+
+    Evidence that is not real does not answer a profile that is, nor a mere no-regression a
+    demand for speed.
+    """
+    known = {s.id: s for s in inspecting.status(site).sets}
+
+    def answered(name: str) -> bool:
+        status = known[name]
+        if not plan.is_noop or status.state is not State.APPLIED or status.evidence is None:
+            return False
+        real = profile is not None and profile.server.kind is EvidenceKind.REAL
+        if real and status.evidence.kind != EvidenceKind.REAL.value:
+            return False
+        return demands.goal is not Goal.SPEED or status.evidence.verdict == "improved"
+
+    upstream = State.UPSTREAM
+    return tuple(n for n in request.sets if plan.states[n] is not upstream and not answered(n))
 
 
-def verification_owed(site: Site, request: Request, plan: Plan) -> bool:
+def verification_owed(
+    site: Site, request: Request, plan: Plan, profile: Profile | None, demands: Demands
+) -> bool:
     """Tell whether `apply` has to measure: yes unless all is upstream or verified already."""
-    return bool(owed_sets(site, request, plan))
+    return bool(owed_sets(site, request, plan, profile, demands))
 
 
 def _reverify(
@@ -256,13 +291,14 @@ def _reverify(
     reporter: Reporter,
     command: str,
     demands: Demands,
+    capability: str | None,
 ) -> Change:
-    plan = verification_plan(site, sets)
+    plan = verification_plan(site, sets, capability)
     case = verifying.reverifying(site, plan)
     return _measured(site, case, plan, profile, reporter, command, demands)
 
 
-def verification_plan(site: Site, sets: tuple[str, ...]) -> Plan:
+def verification_plan(site: Site, sets: tuple[str, ...], capability: str | None) -> Plan:
     """Plan that would take the sets, and those that need them, off: the baseline of `verify`."""
     active = site.history().active
     for name in sets:
@@ -272,7 +308,7 @@ def verification_plan(site: Site, sets: tuple[str, ...]) -> Plan:
                 f"{name} is not on disk in {site.environment.prefix}: nothing to verify",
                 hint=f"`sm120patch apply {name}` puts it there and verifies it",
             )
-    return planning.plan_request(site, Request("revert", sets, cascade=True), None)
+    return planning.plan_request(site, Request("revert", sets, cascade=True), capability)
 
 
 def revert(site: Site, plan: Plan, *, command: str) -> Change:
@@ -287,12 +323,12 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
     return Change(plan, "reverted")
 
 
-def recover(site: Site, *, keep_foreign: bool) -> transaction.Recovery | None:
+def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
     """Settle an interrupted command."""
     if site.journal() is None:
         return None
     with site.state.lock("recover"):
         roots = {n: str(i.root) for n, i in site.environment.installations.items()}
-        result = transaction.recover(site.state, keep_foreign=keep_foreign, roots=roots)
+        result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
         sync_claims(site.environment, site.history())
     return result

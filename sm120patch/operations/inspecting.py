@@ -13,6 +13,7 @@ from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.evidence import Event, Evidence
+from sm120patch.journal import Journal
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
     ABSENT,
@@ -28,7 +29,7 @@ from sm120patch.model import (
 from sm120patch.operations.site import Site
 from sm120patch.plan import ActiveSet, History, OwnedFile
 from sm120patch.render import evidence_dict
-from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status
+from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status, disk_state
 
 if TYPE_CHECKING:
     from sm120patch.host import Host
@@ -58,9 +59,7 @@ def status(site: Site, capability: str | None = None) -> Status:
     holder = site.state.holder()
     journal = site.journal()
     with read_ledger(site.state.ledger) as ledger:
-        sets = list(
-            _states(site, ledger, capability, set() if journal is None else set(journal.sets))
-        )
+        sets = list(_states(site, ledger, capability, journal, holder is not None))
     return Status(
         prefix=str(site.environment.prefix),
         python=str(site.environment.python),
@@ -73,24 +72,52 @@ def status(site: Site, capability: str | None = None) -> Status:
 
 
 def _states(
-    site: Site, ledger: Ledger | None, capability: str | None, busy: set[str]
+    site: Site,
+    ledger: Ledger | None,
+    capability: str | None,
+    journal: Journal | None,
+    held: bool,
 ) -> Iterator[SetStatus]:
     past = History() if ledger is None else ledger.history()
+    busy = _busy(site, past, journal)
+    doing = "a change is under way" if held else "a change was interrupted"
     snapshot = _snapshot(site, past, capability)
     facts = _facts(past, snapshot)
     book = EvidenceBook(ledger.evidence if ledger is not None else lambda _content: [], here())
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
-            closure = site.catalogue.closure([name]) if name in site.catalogue.ids else [name]
+            known = name in site.catalogue.ids
+            # What a set bundles cannot be told without its manifest: then it answers for all.
+            closure = site.catalogue.closure([name]) if known else tuple(past.active)
             found = active_status(name, past, closure, facts, book, site.versions, name in busy)
+            if name in busy:
+                found = replace(found, reason=doing)
             changed = changed_payload(site.catalogue, past.active[name])
             yield replace(found, reason="; ".join(filter(None, (found.reason, changed))))
         elif name in busy:
-            yield SetStatus(name, State.INTERRUPTED, "a change was interrupted")
+            yield SetStatus(name, State.INTERRUPTED, doing)
         else:
             events = [] if ledger is None else ledger.events(_RECENT, name)
             last = next((e for e in events if e.kind not in _WITHOUT_EFFECT), None)
             yield _inactive(site, snapshot, past, name, last)
+
+
+def _busy(site: Site, past: History, journal: Journal | None) -> set[str]:
+    """Sets whose files a journal exchanges, those stacked on the same files included."""
+    if journal is None:
+        return set()
+    keys = {(f.target, f.path) for f in journal.files}
+    labels = [c for key, f in past.files.items() if key in keys for c in f.changes]
+    busy = {*journal.sets, *(label.split("/", 1)[0] for label in labels)}
+    known = [n for n in past.active if n in site.catalogue.ids]
+    return busy | {n for n in known if busy & set(site.catalogue.closure([n]))}
+
+
+def broken_files(site: Site, past: History) -> list[tuple[FileKey, str]]:
+    """Files of ours that do not hold what the ledger says, each with the reason."""
+    facts = _facts(past, _snapshot(site, past, None))
+    found = ((key, disk_state(f, facts[key])) for key, f in past.files.items())
+    return [(key, reason) for key, (state, reason) in found if state is not None]
 
 
 def changed_payload(catalogue: Catalogue, record: ActiveSet) -> str:
@@ -168,11 +195,12 @@ def _inactive(
         return SetStatus(name, State.UPSTREAM, found[0][1], revision=patch_set.revision)
     if blocked:
         return SetStatus(name, State.NOT_APPLICABLE, blocked[0], revision=patch_set.revision)
-    if last is not None and last.kind == "rejected":
-        verdict = last.data.get("verdict", "rejected")
-        return SetStatus(
-            name, State.REJECTED, f"{verdict} on {last.at}", revision=patch_set.revision
-        )
+    versions = {n: t.version for n, t in snapshot.targets.items()}
+    if last is not None and last.kind == "rejected" and last.data.get("versions") == versions:
+        kind = last.data.get("kind", EvidenceKind.REAL.value)
+        said = "" if kind == EvidenceKind.REAL.value else f" ({kind})"
+        reason = f"{last.data.get('verdict', 'rejected')}{said} on {last.at}"
+        return SetStatus(name, State.REJECTED, reason, revision=patch_set.revision)
     return SetStatus(name, State.ABSENT, "", revision=patch_set.revision)
 
 

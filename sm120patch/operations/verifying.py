@@ -7,17 +7,18 @@ it held before the command, unless a verdict was committed to the ledger.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120patch import host, transaction
-from sm120patch.errors import InterruptedByUser, Sm120PatchError
+from sm120patch.errors import ConflictError, InterruptedByUser, Sm120PatchError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
-from sm120patch.operations import staging
+from sm120patch.operations import inspecting, staging
 from sm120patch.operations.site import Site, content_of
 from sm120patch.plan import History, Plan
 from sm120patch.verify.commandline import Arm, Arms
@@ -65,19 +66,48 @@ class Verified:
 def applying(site: Site, plan: Plan) -> Case:
     """Case of `apply`: the plan leads from what is there to what is to be verified."""
     history = site.history()
+    planned = {(s.target, s.path) for s in plan.files}
+    _require_intact(site, history, planned)
     return Case(
         plan=plan,
         start="a",
         sets=tuple(plan.states),
-        without=history,
+        without=_really_there(site, history, planned),
         having=staging.after_history(history, plan),
         passed="applied",
     )
 
 
+def _require_intact(site: Site, history: History, planned: set[tuple[str, str]]) -> None:
+    """Evidence is for the whole content, so every file of ours must hold what the ledger says.
+
+    Files that the plan writes anyway (a set that was lost) are left out.
+    """
+    broken = [why for key, why in inspecting.broken_files(site, history) if key not in planned]
+    if broken:
+        raise ConflictError(
+            "nothing can be verified while the disk and the ledger disagree:\n"
+            + "\n".join(f"  - {why}" for why in broken),
+            code="drifted",
+            hint="apply the named sets again, or take them off with `sm120patch revert`",
+        )
+
+
+def _really_there(site: Site, history: History, planned: set[tuple[str, str]]) -> History:
+    """Ledger state without the files, and the sets, that a reinstallation took away."""
+    lost = {key for key, _ in inspecting.broken_files(site, history) if key in planned}
+    if not lost:
+        return history
+    files = {key: f for key, f in history.files.items() if key not in lost}
+    named = {c.split("/", 1)[0] for f in files.values() for c in f.changes}
+    gone = {c.split("/", 1)[0] for k in lost for c in history.files[k].changes} - named
+    return History({n: r for n, r in history.active.items() if n not in gone}, files)
+
+
 def reverifying(site: Site, plan: Plan) -> Case:
     """Case of `verify`: `plan` would take the sets off; that is the other side, `a`."""
     history = site.history()
+    _require_intact(site, history, set())
     return Case(
         plan=plan,
         start="b",
@@ -134,7 +164,6 @@ def verify_case(
         with transaction.begin(site.state, case.plan.files, settings) as tx:
             outcome = run(profile, duty, _Swap(site, tx), reporter, deadline=deadline)
             result = _commit(site, case, profile, tx, outcome, settings)
-        return replace(result, restart_problem=_leave_external(profile, duty, result.end))
     except KeyboardInterrupt:
         transaction.require_no_journal(site.state)
         _leave_external(profile, duty, case.start)
@@ -148,6 +177,7 @@ def verify_case(
             _leave_external(profile, duty, case.start)
             _note(site, case, "failed", {"command": command, "error": error.message})
         raise
+    return replace(result, restart_problem=_leave_external(profile, duty, result.end))
 
 
 def _leave_external(profile: Profile, duty: Duty, side: Side) -> str | None:
@@ -190,7 +220,7 @@ def _commit(
     settings: transaction.Settings,
 ) -> Verified:
     real = outcome.kind is EvidenceKind.REAL
-    confirmed = not (real and outcome.passed and case.plan.applicability == "unconfirmed")
+    confirmed = not (real and outcome.passed) or _has_the_gpu(site, case)
     end: Side = "a" if outcome.rejected else "b"
     kind = case.passed if outcome.passed and confirmed else "staged"
     kind = "rejected" if outcome.rejected else kind
@@ -214,6 +244,16 @@ def _commit(
     return Verified(outcome, end, numbers[0], confirmed)
 
 
+def _has_the_gpu(site: Site, case: Case) -> bool:
+    """Ask the driver; only where it does not answer is `--gpu` taken at its word."""
+    found = set(host.probe().compute_capabilities)
+    if not found:
+        return case.plan.applicability == "confirmed"
+    known = [n for n in case.sets if n in site.catalogue.ids]
+    wanted = [site.catalogue.get(n).compute_capability for n in known]
+    return all(found & set(capabilities) for capabilities in wanted if capabilities)
+
+
 def _evidence(
     site: Site, case: Case, profile: Profile, outcome: Outcome, *, passed: bool
 ) -> Evidence:
@@ -225,7 +265,7 @@ def _evidence(
         host=fingerprint,
         profile=profile.digest,
         kind=outcome.kind.value,
-        verdict=outcome.verdict,
+        verdict=outcome.verdict if passed or not outcome.passed else "unconfirmed",
         passed=passed,
         sets=case.sets,
         baseline_sets=tuple(n for n in case.without.active if n not in case.sets),
@@ -248,6 +288,9 @@ def _host(outcome: Outcome) -> tuple[str, dict[str, object]]:
 
 
 def _note(site: Site, case: Case, kind: str, details: dict[str, object]) -> None:
-    """Keep what did not work in the history; nothing changed on disk, so no state is written."""
-    with open_ledger(site.state.ledger) as ledger:
+    """Keep what did not work in the history; nothing changed on disk, so no state is written.
+
+    A ledger that cannot be written must not hide why the command failed.
+    """
+    with contextlib.suppress(Sm120PatchError), open_ledger(site.state.ledger) as ledger:
         ledger.commit(Event(kind, case.sets, details), None)

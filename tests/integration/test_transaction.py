@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch import disk, transaction
+from sm120patch import disk, recovery, transaction
 from sm120patch.errors import ConflictError, HostError, RecoveryNeededError, RolledBackError
 from sm120patch.evidence import Event
 from sm120patch.journal import Side, read_journal
@@ -151,7 +151,7 @@ def test_a_failing_disk_rolls_back(
     assert committed or outcome == "failed"
     assert place.litter() == []
     if place.state.journal.exists():
-        transaction.recover(place.state)
+        recovery.recover(place.state)
         assert place.content() == (NEW if committed else OLD)
     place.run(place.content(), NEW)
     assert place.content() == NEW
@@ -193,7 +193,7 @@ def test_when_even_the_rollback_fails_the_journal_stays(
     monkeypatch.undo()
     with pytest.raises(RecoveryNeededError):
         transaction.require_settled(place.state)
-    result = transaction.recover(place.state)
+    result = recovery.recover(place.state)
     assert result is not None and result.outcome == "undone"
     assert place.content() == OLD and place.litter() == []
 
@@ -219,7 +219,7 @@ def test_a_file_edited_between_two_swaps_is_not_overwritten(place: Place) -> Non
         (place.root / "pkg/a.py").write_bytes(b"mine\n")
         tx.swap("a")
     assert (place.root / "pkg/a.py").read_bytes() == b"mine\n"
-    assert transaction.recover(place.state, keep_foreign=True) is not None
+    assert recovery.recover(place.state, keep_foreign=True) is not None
     assert place.content() == {**OLD, "pkg/a.py": b"mine\n"}
 
 
@@ -296,7 +296,7 @@ def test_a_symlinked_directory_is_refused(place: Place, tmp_path: Path) -> None:
 def test_a_damaged_journal_asks_for_help_and_changes_nothing(place: Place, garbage: bytes) -> None:
     place.state.journal.write_bytes(garbage)
     with pytest.raises(RecoveryNeededError) as caught:
-        transaction.recover(place.state)
+        recovery.recover(place.state)
     assert caught.value.hint
     assert place.content() == OLD and place.state.journal.read_bytes() == garbage
 

@@ -21,7 +21,7 @@ from tests.support.wheels import PAIRS, cache_dir, wheel
 
 pytestmark = pytest.mark.network
 
-HEADER = gates.GATES["FI.A1"][0]
+HEADER = gates.GATES["FI.A1"][0][0]
 FAST = {"sglang": ("0.5.9", "0.5.14"), "flashinfer-python": ("0.6.3",)}
 
 
@@ -118,9 +118,9 @@ def test_a_ledgers_file_that_somebody_took_further_is_named(tmp_path: Path) -> N
     site = real_environment(prefix, "0.5.9", PAIRS["0.5.9"])
     apply = ("apply", "--no-verify", "--gpu", "12.0", "--allow-running", "--env", prefix)
     assert run(*apply, "sm120-checks", "--with", "auto-enable").code == 0
-    path = site / gates.GATES["SG.A2"][0]
-    original = open_package(wheel("sglang", "0.5.8")).read([gates.GATES["SG.A2"][0]])
-    path.write_bytes(original[gates.GATES["SG.A2"][0]])
+    path = site / gates.SERVER_ARGS
+    original = open_package(wheel("sglang", "0.5.8")).read([gates.SERVER_ARGS])
+    path.write_bytes(original[gates.SERVER_ARGS])
     (entry,) = [
         s
         for s in run("status", "--env", prefix, "--output", "json").result["sets"]

@@ -365,7 +365,7 @@ def assert_rejected(host: Host, done: Ran, verdict: str) -> None:
     assert done.result["launch"] is None, "there is nothing to restart with"
     assert_untouched(host)
     entry = host.entry("fusion")
-    assert entry["state"] == "rejected" and entry["reason"].startswith(f"{verdict} on ")
+    assert entry["state"] == "rejected" and entry["reason"].startswith(f"{verdict} (simulated) on ")
     newest = host.events()[0]
     assert (newest["kind"], set(newest["sets"])) == ("rejected", FUSION)
     assert (newest["data"]["verdict"], newest["data"]["kind"]) == (verdict, "simulated")

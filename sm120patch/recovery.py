@@ -1,0 +1,87 @@
+"""Settle what a dead process left: finish a committed transaction, undo any other.
+
+Writes the target through `transaction` only, and one event to the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sm120patch.errors import ConflictError, RecoveryNeededError
+from sm120patch.evidence import Event
+from sm120patch.journal import Journal, read_journal
+from sm120patch.ledger import open_ledger
+from sm120patch.store import StateDirectory
+from sm120patch.transaction import Transaction, checkpoint, decided_side
+
+
+def _rebased(journal: Journal, roots: Mapping[str, str], *, drop_missing: bool) -> Journal:
+    missing = sorted({f.target for f in journal.files} - set(roots))
+    if missing and not drop_missing:
+        raise RecoveryNeededError(
+            f"{journal.command!r} was changing {', '.join(missing)}, which is not installed now",
+            hint="reinstall it, then run `sm120patch recover --keep-foreign`",
+        )
+    files = tuple(replace(f, root=roots[f.target]) for f in journal.files if f.target in roots)
+    caches = journal.caches
+    if caches is not None:
+        root = roots.get("flashinfer-python")
+        caches = None if root is None else replace(caches, root=root)
+    return replace(journal, files=files, caches=caches)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What `recover` did."""
+
+    command: str
+    outcome: str
+    """`finished` (it had been committed) or `undone`."""
+    kept_foreign: tuple[str, ...]
+
+
+def recover(
+    state: StateDirectory,
+    *,
+    keep_foreign: bool = False,
+    roots: Mapping[str, str] | None = None,
+) -> Recovery | None:
+    """Settle an open journal; None when there is none. The caller holds the lock.
+
+    `roots` maps each target to its import root now: a copied or moved environment settles its own
+    files, whatever absolute paths the journal was written with, and never those of another.
+
+    Raises RecoveryNeededError, having overwritten nothing, when a file is on neither side and
+    `keep_foreign` is False.
+    """
+    journal = read_journal(state.journal)
+    if journal is None:
+        return None
+    if roots is not None:
+        journal = _rebased(journal, roots, drop_missing=keep_foreign)
+    transaction = Transaction(state, journal)
+    with open_ledger(state.ledger) as ledger:
+        committed = ledger.committed(journal.tx)
+        side = decided_side(state, journal)
+        foreign = transaction.drop_foreign() if keep_foreign else []
+        try:
+            transaction.swap(side)
+        except (OSError, ConflictError) as error:
+            raise RecoveryNeededError(
+                f"recovery of {journal.command!r} stopped: {error}",
+                code=getattr(error, "code", "recovery-needed"),
+                hint="nothing foreign was overwritten; put the named file right, or leave it as"
+                " it is with `sm120patch recover --keep-foreign`",
+            ) from error
+        outcome = "undone" if committed is None else "finished"
+        details: Mapping[str, object] = {
+            "command": journal.command,
+            "tx": journal.tx,
+            "outcome": outcome,
+            "kept_foreign": foreign,
+        }
+        ledger.commit(Event("recovered", (), details), None)
+        checkpoint("recovery recorded")
+        transaction.close()
+    return Recovery(journal.command, outcome, tuple(foreign))
