@@ -370,17 +370,19 @@ def test_the_cutlass_backend_is_tuned_or_the_reason_named(known: Catalogue, sgla
     before = found(release, "SG.B1")
     result = attempt(known, release, History(), "cutlass-autotune")
     launch = catalogues.launch_for(known.get("cutlass-autotune"), release.versions)
-    if sglang in since("0.5.0rc0", "0.5.5.post3"):
+    if sglang in since("0.5.0rc0", "0.5.6.post2"):
         assert isinstance(result, Refusal)
         assert result.kind == "not-applicable"
-        assert "before 0.5.6" in result.reasons[0]
         assert before is None
-        assert b"flashinfer_autotune" not in (release.pristine(gates.MODEL_RUNNER) or b"")
+        there = b"flashinfer_autotune" in (release.pristine(gates.MODEL_RUNNER) or b"")
+        said = "--enable-flashinfer-autotune" if there else "before 0.5.6"
+        assert said in result.reasons[0]
         return
     assert isinstance(result, Plan)
-    if sglang not in since("0.5.7", "0.5.12.post1"):
+    if sglang in since("0.5.13"):
         assert (result.files, launch.args) == ((), ())
-        assert before == (gates.OPEN if sglang in since("0.5.13") else None)
+        assert result.states == {"cutlass-autotune": State.UPSTREAM}
+        assert before == gates.OPEN
         return
     assert before == gates.CLOSED
     (step,) = result.files
