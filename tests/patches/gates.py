@@ -167,6 +167,16 @@ def gate_conditions(tree: ast.Module) -> Iterator[ast.expr]:
             yield node.test
 
 
+def asks_before_fusing_the_mlp(data: bytes) -> str | None:
+    """SG.A1b: what is asked about the architecture; None when nothing is fused there."""
+    function = only(ast.parse(data), "should_fuse_mlp_allreduce_with_next_layer")
+    if function is None:
+        return None
+    text = ast.unparse(function)
+    assert not ARCHITECTURE.search(text)
+    return "the runtime gate" if "apply_flashinfer_allreduce_fusion(" in text else "nothing"
+
+
 def auto_enable(data: bytes) -> str:
     """SG.A2: the conditions on the way to the fusion being switched on.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -156,12 +157,53 @@ def test_what_upstream_lifted_is_left_alone(payload: str, path: str) -> None:
     assert isinstance(run(payload, data), Unchanged)
 
 
-@pytest.mark.parametrize("version", SGLANG)
+@pytest.mark.parametrize("version", ["0.5.4", "0.5.7", *SGLANG])
 def test_helper_exists_where_the_payloads_import_it_from(version: str) -> None:
     # SG.H1: the payloads import `is_sm120_supported` but never define it
     assert gates.judge("SG.H1", published("sglang/srt/utils/common.py", version)) == gates.OPEN
     package = published("sglang/srt/utils/__init__.py", version)
     assert b"from sglang.srt.utils.common import *" in package
+
+
+def test_the_helper_is_exported_where_the_patch_puts_it() -> None:
+    # up to 0.5.3rc0 the gates import it from its own module
+    package = published("sglang/srt/utils/__init__.py", "0.5.3")
+    assert b"from .common import *" in package
+    assert b"__all__" not in published(NEW, "0.5.3")
+    for version, path, module in (
+        ("0.5.0rc0", OLD, "layers.utils"),
+        ("0.5.1.post3", MIDDLE, "utils"),
+    ):
+        assert b"def is_sm100_supported(" in published(path, version)
+        gate = ast.parse(published(gates.COMMUNICATOR, version))
+        imports = [n for n in gate.body if isinstance(n, ast.ImportFrom)]
+        (found,) = [n for n in imports if "is_sm100_supported" in [a.name for a in n.names]]
+        assert found.module == f"sglang.srt.{module}"
+
+
+def numbers(data: bytes, capability: tuple[int, int], cuda: str) -> list[bool]:
+    """Ask every helper of the module about one device."""
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(get_device_capability=lambda device=None: capability),
+        version=SimpleNamespace(cuda=cuda),
+    )
+    answers = []
+    for name in ("is_sm90_supported", "is_sm100_supported", "is_sm120_supported"):
+        helper = extract(data, name, {"torch": torch, "lru_cache": lru_cache, **ON_CUDA})
+        answers.append(helper())
+    return answers
+
+
+ON_CUDA = {"is_cuda_alike": lambda: True}
+
+
+@pytest.mark.parametrize(("path", "version"), [(OLD, "0.5.0rc0"), (NEW, "0.5.3")])
+def test_the_helper_says_yes_on_sm120_alone(path: str, version: str) -> None:
+    after = patched(CAPABILITY_HELPER, published(path, version))
+    assert numbers(after, (12, 0), "12.9") == [False, False, True]
+    assert numbers(after, (12, 0), "12.6") == [False, False, False]
+    assert numbers(after, (10, 0), "12.9") == [False, True, False]
+    assert numbers(after, (9, 0), "12.9") == [True, False, False]
 
 
 @pytest.mark.parametrize("payload", [RUNTIME_GATE, PREFLIGHT, MULTICAST, AUTOTUNE_LIST])

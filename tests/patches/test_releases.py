@@ -274,12 +274,59 @@ def test_apply_twice_is_once_and_revert_is_pristine(known: Catalogue, sglang: st
     assert all(step.after == release.pristine(step.path) for step in back.files)
 
 
+@pytest.mark.parametrize("sglang", every())
+def test_the_reduction_behind_the_mlp_has_no_gate_of_its_own(sglang: str) -> None:
+    # SG.A1b: the flag alone fuses it up to 0.5.7, then it asks the runtime gate
+    data = Release(sglang).pristine(gates.COMMUNICATOR)
+    asked = gates.asks_before_fusing_the_mlp(data) if data is not None else None
+    if sglang in since("0.5.1", "0.5.20"):
+        assert asked == ("the runtime gate" if sglang in since("0.5.8") else "nothing")
+    else:
+        assert asked is None
+
+
 def test_the_fp4_part_that_needs_sm120a_is_left_out_where_no_gate_is_said_to_be() -> None:
     header = f"{gates.INCLUDE}/trtllm_allreduce_fusion.cuh"
     for sglang, without in (("0.5.1.post3", True), ("0.5.0rc0", False), ("0.5.2rc2", False)):
         data = Release(sglang).pristine(header)
         assert data is not None
         assert gates.without_fp4(data) is without
+
+
+FLASHINFER = (
+    "0.2.9", "0.2.10", "0.2.11", "0.2.11.post1", "0.2.11.post2", "0.2.11.post3", "0.2.12", "0.2.13",
+    "0.2.14", "0.2.14.post1", "0.3.0", "0.3.0.post1", "0.3.1", "0.3.1.post1", "0.4.0rc3", "0.4.0",
+    "0.4.1", "0.5.0", "0.5.1", "0.5.2", "0.5.3", "0.6.0", "0.6.1", "0.6.2", "0.6.3", "0.6.4",
+    "0.6.5", "0.6.6", "0.6.7", "0.6.7.post1", "0.6.7.post2", "0.6.7.post3", "0.6.8", "0.6.8.post1",
+    "0.6.9", "0.6.10", "0.6.10.post1", "0.6.11", "0.6.11.post1", "0.6.11.post2", "0.6.11.post3",
+    "0.6.12", "0.6.13", "0.6.14", "0.6.15", "0.6.15.post1", "0.6.16", "0.6.16.post1",
+    "0.6.16.post2", "0.6.16.post3", "0.6.16.post4", "0.6.17", "0.6.18", "0.6.18.post1", "0.7.0",
+    "0.7.0.post1", "0.7.1", "0.7.2", "0.7.2.post1", "0.7.4",
+)  # fmt: skip
+"""Every FlashInfer release that the set is for; SGLang pins less than half of them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", FLASHINFER)
+def test_flashinfer_releases_that_nobody_pins_are_opened_too(
+    known: Catalogue, version: str
+) -> None:
+    release = Release(RELEASES[0])
+    release.versions["flashinfer-python"] = version
+    result = attempt(known, release, History(), "allreduce-arch-gate", "cluster-clamp")
+    assert isinstance(result, Plan), result
+    apply(release, result)
+    left = {g for g in gates.GATES if g.startswith("FI.") and found(release, g) == gates.CLOSED}
+    header = release.read(f"{gates.INCLUDE}/trtllm_allreduce_fusion.cuh")
+    assert header is not None
+    position = FLASHINFER.index(version)
+    allowed = {"FI.A2"} if gates.without_fp4(header) else set()
+    if FLASHINFER.index("0.6.10") <= position < FLASHINFER.index("0.6.15"):
+        assert release.pristine("flashinfer/comm/torch_symmetric_memory.py") is not None
+        allowed = {"FI.A4-M1"}
+    assert left == allowed
+    upstream = position >= FLASHINFER.index("0.6.17")
+    assert (result.files == ()) is upstream
 
 
 @pytest.mark.parametrize(
@@ -321,17 +368,19 @@ def test_the_cutlass_backend_is_tuned_or_the_reason_named(known: Catalogue, sgla
     before = found(release, "SG.B1")
     result = attempt(known, release, History(), "cutlass-autotune")
     launch = catalogues.launch_for(known.get("cutlass-autotune"), release.versions)
-    if sglang in since("0.5.0rc0", "0.5.5.post3"):
+    if sglang in since("0.5.0rc0", "0.5.6.post2"):
         assert isinstance(result, Refusal)
         assert result.kind == "not-applicable"
-        assert "before 0.5.6" in result.reasons[0]
         assert before is None
-        assert b"flashinfer_autotune" not in (release.pristine(gates.MODEL_RUNNER) or b"")
+        there = b"flashinfer_autotune" in (release.pristine(gates.MODEL_RUNNER) or b"")
+        said = "--enable-flashinfer-autotune" if there else "before 0.5.6"
+        assert said in result.reasons[0]
         return
     assert isinstance(result, Plan)
-    if sglang not in since("0.5.7", "0.5.12.post1"):
+    if sglang in since("0.5.13"):
         assert (result.files, launch.args) == ((), ())
-        assert before == (gates.OPEN if sglang in since("0.5.13") else None)
+        assert result.states == {"cutlass-autotune": State.UPSTREAM}
+        assert before == gates.OPEN
         return
     assert before == gates.CLOSED
     (step,) = result.files
