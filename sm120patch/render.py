@@ -192,7 +192,7 @@ def clean(text: str) -> str:
 
 def table(rows: Iterable[tuple[str, ...]]) -> str:
     """Align columns with two spaces between; the last column is not padded."""
-    lines = [tuple(clean(cell) for cell in row) for row in rows]
+    lines = [tuple(clean(cell).replace("\n", "\\x0a") for cell in row) for row in rows]
     if not lines:
         return ""
     widths = [max(len(row[i]) for row in lines) for i in range(len(lines[0]) - 1)]

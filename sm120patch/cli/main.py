@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -14,7 +15,7 @@ import click
 from sm120patch import __version__
 from sm120patch.cli import authoring, changing, looking, releases
 from sm120patch.cli.output import Output
-from sm120patch.errors import ExitCode, Sm120PatchError, UsageError
+from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
 
 
@@ -44,16 +45,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
             obj=output,
         )
         sys.stdout.flush()
-    except click.Abort:
-        return int(ExitCode.INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt):  # click makes the one of the other
+        return _interrupted(output)
     except click.ClickException as error:
         return _usage(output, error, sys.argv[1:] if arguments is None else arguments)
     except Sm120PatchError as error:
         output.error(error)
         return int(error.exit_code)
-    except KeyboardInterrupt:
-        output.talk("interrupted; `sm120patch status` shows where the environment stands")
-        return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader has gone; Python must not complain again while it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,6 +59,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _bug(output, error)
     return int(code) if isinstance(code, int) else int(ExitCode.OK)
+
+
+def _interrupted(output: Output) -> int:
+    output.error(
+        InterruptedByUser(
+            "interrupted", hint="`sm120patch status` shows where the environment stands"
+        )
+    )
+    return int(ExitCode.INTERRUPTED)
 
 
 def _usage(output: Output, error: click.ClickException, words: Sequence[str]) -> int:
@@ -108,4 +115,7 @@ def _bug(output: Output, error: Exception) -> int:
 def main() -> None:
     """Console script."""
     raise_on_termination()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal is no bug
     sys.exit(run())

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sm120patch.errors import ExitCode, Sm120PatchError
+from sm120patch.render import clean
 
 SCHEMA = 1
 
@@ -24,7 +25,7 @@ class Output:
         if self.as_json:
             self._envelope(result, code, None)
         elif text:
-            sys.stdout.write(text.rstrip("\n") + "\n")
+            sys.stdout.write(clean(text).rstrip("\n") + "\n")
 
     def error(self, error: Sm120PatchError) -> None:
         """Print an expected failure, with its hint."""
@@ -37,7 +38,7 @@ class Output:
 
     def talk(self, text: str) -> None:
         """Say something to the person at the terminal."""
-        sys.stderr.write(text.rstrip("\n") + "\n")
+        sys.stderr.write(clean(text).rstrip("\n") + "\n")
         sys.stderr.flush()
 
     def _envelope(
