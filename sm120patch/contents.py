@@ -139,6 +139,9 @@ class ContentPlanner:
         if key in self._added or (owned is not None and owned.pristine_sha256 == ABSENT):
             self._start_added(key, file, owned, draft)
             return
+        upgraded = owned is not None and owned.version != self.version(key[0])
+        if upgraded and file.obstacle is Obstacle.MISSING:
+            return  # The new version does not have the file: there is nothing to give back.
         problem = self._obstacle(file, owned, self.version(key[0]))
         if problem:
             if known := recognise(*key, file.sha256):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, advice_for, choose
 from sm120patch.environment import take_snapshot
+from sm120patch.errors import RecoveryNeededError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Journal
 from sm120patch.ledger import Ledger, read_ledger
@@ -57,7 +58,11 @@ class Status:
 def status(site: Site, capability: str | None = None) -> Status:
     """State of every set of the catalogue and of the ledger in this environment."""
     holder = site.state.holder()
-    journal = site.journal()
+    damaged = None
+    try:
+        journal = site.journal()
+    except RecoveryNeededError as error:
+        journal, damaged = None, error.message
     with read_ledger(site.state.ledger) as ledger:
         sets = list(_states(site, ledger, capability, journal, holder is not None))
     return Status(
@@ -66,7 +71,7 @@ def status(site: Site, capability: str | None = None) -> Status:
         versions=site.versions,
         missing=dict(site.environment.missing),
         sets=tuple(sets),
-        interrupted=journal.command if journal is not None and holder is None else None,
+        interrupted=journal.command if journal is not None and holder is None else damaged,
         under_way=holder,
     )
 

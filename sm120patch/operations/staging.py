@@ -6,6 +6,7 @@ Writes the target through the transaction, then the ledger. Used by `apply --no-
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from sm120patch import transaction
 from sm120patch.caches import switch
 from sm120patch.claims import sync_claims
 from sm120patch.environment import read_back
-from sm120patch.errors import ConflictError
+from sm120patch.errors import ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger, read_ledger
@@ -177,7 +178,9 @@ def record(
     """Write event, state and evidence to the ledger in one step, then settle claims."""
     with open_ledger(site.state.ledger) as ledger:
         number = ledger.commit(event, history, evidence)
-    sync_claims(site.environment, history)
+    # The change is a fact by now: a claim that cannot be written must not make it look undone.
+    with contextlib.suppress(OSError, HostError):
+        sync_claims(site.environment, history)
     return number
 
 

@@ -236,6 +236,22 @@ def test_a_reinstalled_package_is_planned_afresh(known: Catalogue) -> None:
     assert gone.files == () and gone.remove == ("one",)
 
 
+def test_a_file_that_an_upgrade_dropped_blocks_nothing(known: Catalogue) -> None:
+    _contents, past = apply_all(known, "one")
+    gone = snapshot(version="1.5", obstacles={A: Obstacle.MISSING})
+    step = plan(known, Request("revert", ("one",)), gone, past)
+    assert step.files == () and step.remove == ("one",)
+    still = snapshot(version="1.0", obstacles={A: Obstacle.MISSING})
+    assert "missing" in refusal(known, Request("revert", ("one",)), still, past).reasons[0]
+
+
+def test_dependencies_of_a_set_the_catalogue_lost_stay(known: Catalogue) -> None:
+    contents, past = apply_all(known, "bundle", "two")
+    without = Catalogue({n: s for n, s in known.sets.items() if n != "bundle"})
+    step = plan(without, Request("revert", ("two",)), snapshot(contents), past)
+    assert step.remove == ("two",)
+
+
 def test_changed_payloads_of_a_neighbour_are_not_slipped_in(known: Catalogue) -> None:
     contents, past = apply_all(known, "one")
     old = past.active["one"]

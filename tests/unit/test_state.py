@@ -125,6 +125,39 @@ def test_a_set_below_a_verified_one_rests_on_its_own_evidence() -> None:
     assert status_of("one", past, OURS, book(above)) is State.STAGED
 
 
+def test_a_chain_of_evidence_is_worth_its_weakest_link() -> None:
+    past = history("one", "two")
+    content = present_content(past, VERSIONS)
+    above = evidence(
+        content, sets=("two",), baseline_sets=("one",), baseline_digest="below", kind="simulated"
+    )
+    facts = {("sglang", "sglang/a.py"): OURS}
+    known = book(above, evidence("below"))
+    status = active_status("one", past, ["one"], facts, known, VERSIONS, interrupted=False)
+    assert status.label == "applied (simulated)" and not status.counts
+
+
+def test_evidence_does_not_outlive_a_foreign_edit_elsewhere() -> None:
+    other = OwnedFile(
+        "sglang", "sglang/b.py", "/site", "0.5.9", "pristine-b", 0o644, 1, "ours-b", ("two/x",)
+    )
+    past = history("one", "two")
+    past = History(past.active, {**past.files, ("sglang", "sglang/b.py"): other})
+    known = book(evidence(present_content(past, VERSIONS), sets=("one", "two")))
+    facts = {
+        ("sglang", "sglang/a.py"): OURS,
+        ("sglang", "sglang/b.py"): DiskFact("foreign", "0.5.9", "pristine-b"),
+    }
+    status = active_status("one", past, ["one"], facts, known, VERSIONS, interrupted=False)
+    assert status.state is State.STAGED
+
+
+def test_a_set_of_which_nothing_is_on_disk_is_lost() -> None:
+    past = History(history("one").active, {})
+    status = active_status("one", past, ["one"], {}, book(), VERSIONS, interrupted=False)
+    assert status.state is State.LOST
+
+
 def test_drift_beats_evidence_and_interruption_beats_drift() -> None:
     past = history("one")
     known = book(evidence(present_content(past, VERSIONS)))
