@@ -5,15 +5,20 @@ Writes one small file in the checkout's git directory, where `git status` does n
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from sm120patch.disk import remove_file, write_file
 from sm120patch.environment import Checkout, Environment
+from sm120patch.errors import BusyError, ConflictError, HostError
 from sm120patch.plan import History
 
 CLAIM_NAME = "sm120patch-claim.json"
+LOCK_NAME = "sm120patch-claim.lock"
 
 
 def _claim_files(environment: Environment) -> dict[str, Path]:
@@ -39,6 +44,52 @@ def _owner(path: Path) -> str | None:
 def _is_ours(owner: str | None, environment: Environment) -> bool:
     """One prefix may be spelled in several ways: through a link, with and without a mount."""
     return owner is not None and os.path.realpath(owner) == os.path.realpath(environment.prefix)
+
+
+@contextlib.contextmanager
+def checkouts_held(environment: Environment) -> Iterator[None]:
+    """Keep every other environment from changing the same checkouts meanwhile.
+
+    The lock of a prefix is of no use between two prefixes. BusyError at once when another
+    environment is at it, HostError when the git directory cannot be written.
+    """
+    with contextlib.ExitStack() as held:
+        for name, path in sorted(_claim_files(environment).items()):
+            held.enter_context(_checkout_lock(name, path.with_name(LOCK_NAME)))
+        yield
+
+
+@contextlib.contextmanager
+def _checkout_lock(name: str, path: Path) -> Iterator[None]:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise HostError(
+            f"the checkout of {name} cannot be locked: {path}: {error.strerror}",
+            hint="run as the owner of the checkout, or make its git directory writable",
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"another environment is changing the checkout of {name} ({path.parent})",
+                hint="wait until it has finished, then run the command again",
+            ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def refuse_foreign_claims(environment: Environment) -> None:
+    """Raise ConflictError when another environment has patched a checkout that we import."""
+    claimed = foreign_claims(environment)
+    if claimed:
+        raise ConflictError(
+            "; ".join(claimed),
+            code="claimed",
+            hint="patch it from the environment that owns the claim, or revert there first",
+        )
 
 
 def foreign_claims(environment: Environment) -> list[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
-from sm120patch.claims import sync_claims
+from sm120patch.claims import checkouts_held, refuse_foreign_claims, sync_claims
 from sm120patch.environment import writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
@@ -161,8 +162,9 @@ def apply(
     """
     variables = os.environ if environ is None else environ
     guard_writes(site, plan, {**variables, **(profile.server.env if profile else {})})
-    with site.state.lock(command):
+    with _exclusively(site, command):
         transaction.require_no_journal(site.state)
+        refuse_foreign_claims(site.environment)
         _require_same(site, plan)
         if profile is None:
             if plan.is_noop:
@@ -175,6 +177,13 @@ def apply(
         _require_measured(site, plan)
         case = verifying.applying(site, plan)
         return _measured(site, case, plan, profile, reporter, command, demands)
+
+
+@contextlib.contextmanager
+def _exclusively(site: Site, command: str) -> Iterator[None]:
+    """Hold the environment and every checkout it imports."""
+    with site.state.lock(command), checkouts_held(site.environment):
+        yield
 
 
 def _require_same(site: Site, plan: Plan) -> None:
@@ -249,7 +258,7 @@ def verify(
     capability: str | None = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
-    with site.state.lock(command):
+    with _exclusively(site, command):
         transaction.require_no_journal(site.state)
         return _reverify(site, sets, profile, reporter, command, demands, capability)
 
@@ -316,7 +325,7 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
     guard_writes(site, plan, {})
     if plan.is_noop:
         return Change(plan, "nothing")
-    with site.state.lock(command):
+    with _exclusively(site, command):
         transaction.require_no_journal(site.state)
         _require_same(site, plan)
         staging.execute(site, plan, "reverted", command)
@@ -327,7 +336,7 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
     """Settle an interrupted command."""
     if site.journal() is None:
         return None
-    with site.state.lock("recover"):
+    with _exclusively(site, "recover"):
         roots = {n: str(i.root) for n, i in site.environment.installations.items()}
         result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
         sync_claims(site.environment, site.history())

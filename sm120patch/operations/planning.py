@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from sm120patch.claims import foreign_claims
+from sm120patch.claims import refuse_foreign_claims
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import (
     ConflictError,
@@ -77,13 +77,8 @@ def plan_request(
     for name in request.sets:
         if request.action == "apply" or name not in site.history().active:
             site.catalogue.get(name)
-    claimed = foreign_claims(site.environment)
-    if claimed and request.action == "apply":
-        raise ConflictError(
-            "; ".join(claimed),
-            code="claimed",
-            hint="patch it from the environment that owns the claim, or revert there first",
-        )
+    if request.action == "apply":
+        refuse_foreign_claims(site.environment)
     history = site.history()
     result = make_plan(
         site.catalogue, snapshot_for(site, history, request, capability), history, request

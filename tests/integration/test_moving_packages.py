@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 
@@ -161,6 +162,16 @@ def test_a_checkout_patched_from_one_environment_is_refused_to_another(
     assert checkout.a.read_text() == A_WITH_ONE, "it is not theirs to take off"
     checkout.done("revert", "--all")
     assert checked(run("apply", "one", "--no-verify", *second)).code == 0
+
+
+def test_two_environments_never_change_one_checkout_at_a_time(checkout: Checkout) -> None:
+    with checkout.claim().with_name("sm120patch-claim.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused(checkout.run("apply", "one", "--no-verify"), 9, "another environment")
+    checkout.stage("one")
+    with checkout.claim().with_name("sm120patch-claim.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused(checkout.run("revert", "--all"), 9, "another environment")
 
 
 def test_a_claim_of_a_deleted_environment_does_not_block_for_ever(checkout: Checkout) -> None:
