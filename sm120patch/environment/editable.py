@@ -49,6 +49,9 @@ def find_checkout(root: Path) -> Checkout | NoCheckout:
         with _repository(root) as repo:
             if repo.working_tree_dir is None:
                 return NoCheckout(f"{repo.git_dir} is a bare repository")
+            # Asked first and by itself: git's own words, where it refuses, come back only this way.
+            # A refusal met while an object is read may show as a broken pipe instead.
+            repo.git.rev_parse("--git-dir")
             work_tree = Path(repo.working_tree_dir)
             offset = os.path.relpath(os.path.realpath(root), os.path.realpath(work_tree))
             return Checkout(
