@@ -1,4 +1,4 @@
-"""Frozen value objects that every layer shares: catalogue, snapshot, plan. Pure.
+"""Frozen value objects that every layer shares: results, catalogue, snapshot. Pure.
 
 Paths of target files are always *relative POSIX paths below the import root of their
 distribution* (`sglang/srt/layers/communicator.py`), never absolute: the root belongs to the

@@ -1,4 +1,4 @@
-"""Exchange the files of a plan as one unit, durably, and settle what a dead process left.
+"""Exchange the files of a plan as one unit, durably; `recovery` settles what a dead process left.
 
 The only module that changes files below a target; it writes nothing but the plan's files, their
 bytecode and build caches, and the journal. A transaction knows two complete contents, side `a`
@@ -137,6 +137,7 @@ class Transaction:
         return time.time()
 
     def _write(self, **changes: object) -> None:
+        # The callers name fields of Journal; `replace` itself refuses any other.
         self.journal = replace(self.journal, **changes)  # type: ignore[arg-type]
         write_journal(self.state.journal, self.journal)
         checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")

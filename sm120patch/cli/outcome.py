@@ -60,6 +60,9 @@ def _summary(change: Change) -> list[str]:
         return [f"{names or 'no set'}: {done}"]
     if change.outcome == "reverted":
         return [f"reverted: {', '.join(change.plan.remove)}"]
+    if change.outcome == "rejected" and verified is not None and change.plan.action == "revert":
+        taken = ", ".join(change.plan.remove)
+        return [f"rejected ({verified.outcome.verdict}): taken off: {taken}"]
     if change.outcome == "rejected" and verified is not None:
         return [f"rejected ({verified.outcome.verdict}): every file holds its content from before"]
     if change.outcome != "staged":

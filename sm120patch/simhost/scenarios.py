@@ -94,6 +94,7 @@ _ROOT_COMPLEX = Scenario(
 
 def _variation(name: str, description: str, **changes: object) -> Scenario:
     values = {"name": name, "description": description, "source": _TEST, **changes}
+    # Fields of Scenario, declared right below; `replace` itself refuses any other.
     return replace(_ROOT_COMPLEX, **values)  # type: ignore[arg-type]
 
 
