@@ -30,6 +30,8 @@ class Event:
     """Virtual times of the new tokens (simulated server only)."""
     start: float | None
     """Virtual time at which the request was taken up (simulated server only)."""
+    verify_steps: int = 0
+    """`spec_verify_ct`: steps so far, with speculative decoding only."""
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Stream:
     start: float = 0.0
     """Wall clock when sending; replaced by the server's virtual start."""
     tokens: int = 0
+    verify_steps: int = 0
     text: str = ""
     first: float | None = None
     last: float = 0.0
@@ -66,6 +69,7 @@ class Stream:
             raise BadReply("more than 1 MiB of text")
         if event.tokens is not None:
             self._report(event.tokens)
+        self.verify_steps = max(self.verify_steps, event.verify_steps)
         if self.virtual:
             self._take_stamps(event)
         else:
@@ -142,8 +146,14 @@ def read_event(payload: bytes, *, virtual: bool) -> Event:
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return Event(_count(count), _choice(data["choices"]), stamps, start)
     text = data.get("text")
-    return Event(_count(meta.get("completion_tokens")), text if isinstance(text, str) else "",
-                 stamps, start)  # fmt: skip
+    steps = meta.get("spec_verify_ct")
+    return Event(
+        _count(meta.get("completion_tokens")),
+        text if isinstance(text, str) else "",
+        stamps,
+        start,
+        steps if type(steps) is int and 0 < steps < 1 << 31 else 0,
+    )
 
 
 def _choice(choices: object) -> str:

@@ -262,6 +262,7 @@ def _sample(stream: Stream, request: Request) -> Sample:
         itls=tuple(stream.itls),
         output_tokens=stream.tokens,
         text=stream.text if request.keep_text else "",
+        verify_steps=stream.verify_steps,
     )
 
 

@@ -32,6 +32,8 @@ class Sample:
     output_tokens: int = 0
     text: str = ""
     """Generated text, kept for correctness probes only."""
+    verify_steps: int = 0
+    """Steps of the target model as SGLang counts them with speculative decoding; else 0."""
 
 
 def calculate(samples: Sequence[Sample], duration: float, input_len: int) -> dict[str, float]:
@@ -65,6 +67,23 @@ def calculate(samples: Sequence[Sample], duration: float, input_len: int) -> dic
         "concurrency": sum(latencies) * per_second,
         "max_output_tokens_per_s": float(peak),
         "max_concurrent_requests": float(most),
+        **_speculation(good, tpots),
+    }
+
+
+def _speculation(good: Sequence[Sample], tpots: Sequence[float]) -> dict[str, float]:
+    """Step time apart from luck in speculation: a token is quick by either of them.
+
+    Only where the server reports its steps. `accept_length` is that of bench_serving: tokens a
+    step; `mean_step_ms` is the time of a step.
+    """
+    told = [sample for sample in good if sample.verify_steps > 0]
+    if not told or not tpots:
+        return {}
+    accepted = sum(s.output_tokens for s in told) / sum(s.verify_steps for s in told)
+    return {
+        "accept_length": accepted,
+        "mean_step_ms": 1000 * statistics.fmean(tpots) * accepted,
     }
 
 

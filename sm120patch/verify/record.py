@@ -30,6 +30,14 @@ class Block:
     ready_seconds: float = 0.0
     examinations: list[Examination] = field(default_factory=list)
     repeats: dict[str, list[Mapping[str, float]]] = field(default_factory=dict)
+    samples: dict[str, list[Mapping[str, object]]] = field(default_factory=dict)
+    """Single requests of every repeat of `repeats`, see `samples.kept`."""
+    began: float = 0.0
+    """Seconds since the verification began, when the server was started."""
+    seconds: float = 0.0
+    """From the start of the server to its end."""
+    telemetry: Mapping[str, object] = field(default_factory=dict)
+    """What the GPUs did while it was measured, see `telemetry.Meter.between`."""
 
     def values(self, workload: str) -> list[float]:
         """Measured values of the deciding metric."""
@@ -99,11 +107,22 @@ class Record:
         blocks = self.of(arm)
         return {
             "server_info": blocks[-1].info if blocks else {},
-            "blocks": [{"ready_seconds": b.ready_seconds, "workloads": b.repeats} for b in blocks],
+            "blocks": [self._block(block) for block in blocks],
             "workloads": {
                 name: _overview([m for b in blocks for m in b.repeats.get(name, [])])
                 for name in self.workloads
             },
+        }
+
+    def _block(self, block: Block) -> dict[str, object]:
+        return {
+            "start": self.blocks.index(block) + 1,
+            "began_s": round(block.began, 2),
+            "seconds": round(block.seconds, 2),
+            "ready_seconds": block.ready_seconds,
+            "workloads": block.repeats,
+            "samples": block.samples,
+            "telemetry": block.telemetry,
         }
 
     def _correctness(self) -> dict[str, object]:
@@ -167,7 +186,8 @@ def _overview(repeats: Sequence[Mapping[str, float]]) -> dict[str, object]:
     """Means over all repeats, the spread of the deciding metric, and the failed requests."""
     if not repeats:
         return {}
-    means = {name: math.fsum(m[name] for m in repeats) / len(repeats) for name in repeats[0]}
+    names = [name for name in repeats[0] if all(name in m for m in repeats)]
+    means = {name: math.fsum(m[name] for m in repeats) / len(repeats) for name in names}
     values = [metrics[METRIC] for metrics in repeats]
     variation = stats.coefficient_of_variation(values)
     return {

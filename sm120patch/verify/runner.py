@@ -6,8 +6,9 @@ the caller's function, so that every swap is a transaction of its own.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,9 +27,11 @@ from sm120patch.verify.loadgen import Repeat, Target, measure
 from sm120patch.verify.profile import Profile, Workload
 from sm120patch.verify.record import Block, Record, identity
 from sm120patch.verify.reporting import Reporter, Silent
+from sm120patch.verify.samples import kept
 from sm120patch.verify.schedule import estimate, order_of
 from sm120patch.verify.server import OutOfTime, Server, failed, running
 from sm120patch.verify.spawn import ServerError, api_key
+from sm120patch.verify.telemetry import Meter, declared, metering
 from sm120patch.verify.verdict import Decision, collapsed, decide
 
 FAILED_SHARE = 0.02
@@ -133,9 +136,17 @@ class _Run:
         self.order = order_of(self.blocks)
         names = [workload.name for workload in self.workloads]
         self.record = Record(names, profile.seed, profile.server.kind)
+        self.meter = Meter()
 
     def run(self) -> Outcome:
         self.report.on_start(self.arms, self.order, estimate(self.profile, self.duty.policy))
+        with metering() as self.meter:
+            self._all_blocks()
+        decision = decide(self.duty.policy.goal, self.margin, self.record.findings())
+        self.report.on_verdict(decision)
+        return Outcome(decision, self.record.kind, self._summary(decision))
+
+    def _all_blocks(self) -> None:
         try:
             for number, arm in enumerate(self.order, start=1):
                 if arm is Arm.BASELINE and self.record.baseline_failure is not None:
@@ -148,15 +159,13 @@ class _Run:
                 self.report.on_block_done(number, len(self.order), remaining)
         except OutOfTime:
             self.record.unfinished = "the time ran out before everything was measured"
-        decision = decide(self.duty.policy.goal, self.margin, self.record.findings())
-        self.report.on_verdict(decision)
-        return Outcome(decision, self.record.kind, self._summary(decision))
 
     def _block(self, number: int, arm: Arm) -> bool:
         """One server start; True when the verdict is clear and measuring can end."""
         block = Block(arm)
         self._check_time()
         swapped_at = self.swap(arm)
+        block.began = time.monotonic() - self.began
         try:
             with running(
                 self.profile,
@@ -166,9 +175,20 @@ class _Run:
                 deadline=self.deadline,
             ) as server:
                 self.record.blocks.append(block)
-                return self._measure(number, block, server)
+                with self._metered(block, server):
+                    return self._measure(number, block, server)
         except ServerError as error:
             return self._server_failed(arm, block, error)
+
+    @contextlib.contextmanager
+    def _metered(self, block: Block, server: Server) -> Iterator[None]:
+        ready = time.monotonic()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            block.seconds = now - self.began - block.began
+            block.telemetry = declared(server.info) or self.meter.between(ready, now)
 
     def _server_failed(self, arm: Arm, block: Block, error: ServerError) -> bool:
         if arm is Arm.PATCHED:
@@ -277,6 +297,7 @@ class _Run:
             )
             self._check_repeat(result, server, doing)
             block.repeats.setdefault(workload.name, []).append(result.metrics)
+            block.samples.setdefault(workload.name, []).append(kept(result.samples))
             self.report.on_repeat(block.arm, workload.name, repeat, repeats, result.metrics)
 
     def _check_repeat(self, result: Repeat, server: Server, doing: str) -> None:

@@ -90,6 +90,10 @@ def test_improved(tmp_path):
     arm = outcome.summary["arms"]["patched"]  # type: ignore[index]
     assert len(arm["blocks"]) == 2 and len(arm["blocks"][0]["workloads"]["tiny"]) == 3
     assert arm["workloads"]["tiny"]["completed"] == 8
+    samples = arm["blocks"][1]["samples"]["tiny"]
+    assert [s["of"] for s in samples] == [8, 8, 8] and len(samples[0]["ttft_ms"]) == 8
+    assert arm["blocks"][1]["telemetry"]["source"] == "declared"
+    assert [b["start"] for b in arm["blocks"]] == [2, 3]
 
 
 def test_no_regression(tmp_path):
