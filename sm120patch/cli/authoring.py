@@ -263,7 +263,7 @@ def tune(
     done = tuning.keep(found, set_id, into, datetime.date.today().isoformat(), force=force)
     origin = f"FlashInfer {found.flashinfer} on {found.device}"
     lines = [
-        f"{len(found.entries)} entries, measured by {origin}",
+        f"{found.count} entries, measured by {origin}",
         *(f"wrote {into / name}" for name in done.written),
         f"next: sm120patch apply {set_id} --extra-catalogue {into}",
     ]
@@ -272,7 +272,7 @@ def tune(
             "set": set_id,
             "flashinfer": found.flashinfer,
             "device": found.device,
-            "entries": len(found.entries),
+            "entries": found.count,
             "catalogue": str(into),
             "written": list(done.written),
         },

@@ -16,7 +16,7 @@ from sm120patch import manifest, versions
 from sm120patch.environment import Environment, discover, locate
 from sm120patch.errors import HostError, NotApplicableError, UsageError
 from sm120patch.operations.writing import check_name, write_new
-from sm120patch.tuning import child, local, record
+from sm120patch.tuning import cache, child, local, record
 from sm120patch.tuning.record import Record, Shape
 
 
@@ -64,16 +64,23 @@ def measure(
     Raises NotApplicableError where nothing would read the result, HostError when it cannot be run.
     """
     environment = discover(locate(env, python, environ), environ)
-    require_reader(environment)
-    request = {"shapes": [asdict(s) for s in shapes], "max_tokens": max_tokens}
+    request = {
+        "shapes": [asdict(s) for s in shapes],
+        "max_tokens": max_tokens,
+        "json": reads_json(environment),
+    }
     answer = _run(environment.python, request, environ, timeout)
     if "error" in answer:
         raise HostError(f"{environment.python}: {answer['error']}", hint="tune on the GPU's host")
     return _checked(record.read(json.dumps(answer).encode()), "the autotuner's result")
 
 
-def require_reader(environment: Environment) -> None:
-    """Raise NotApplicableError unless the installed versions would read a tuning file."""
+def reads_json(environment: Environment) -> bool:
+    """Tell which of its two forms the installed FlashInfer would read: the JSON cache, or the file.
+
+    SGLang tunes by itself and keeps a JSON cache from 0.5.12 on, and a tuning file never wins over
+    that. Raises NotApplicableError where neither is read.
+    """
     flashinfer = environment.installations.get("flashinfer-python")
     if flashinfer is None:
         raise HostError(
@@ -82,18 +89,22 @@ def require_reader(environment: Environment) -> None:
         )
     sglang = environment.installations.get("sglang")
     version = None if sglang is None else versions.installed(sglang.version)
-    if sglang is not None and (version is None or version not in versions.parse(local.SGLANG)):
-        raise NotApplicableError(
-            f"SGLang {sglang.version} runs FlashInfer's autotuner at start and keeps the result in"
-            " a JSON cache of its own, which wins over a tuning file",
-            hint="let SGLANG_CACHE_DIR name a directory that survives restarts; nothing to patch",
-        )
+    old = sglang is None or (version is not None and version in versions.parse(local.SGLANG))
+    if not old and cache.is_read_by(flashinfer.version):
+        return True
     try:
         record.range_for(flashinfer.version)
     except ValueError as error:
+        if cache.is_read_by(flashinfer.version):
+            return True
+        raise NotApplicableError(str(error), hint="install a pair that SGLang pins") from error
+    if not old:
         raise NotApplicableError(
-            str(error), hint="set SGLANG_CACHE_DIR, or use `autotune(cache=...)` of FlashInfer"
-        ) from error
+            f"SGLang {sglang and sglang.version} keeps what it tunes in a JSON cache, and"
+            f" FlashInfer {flashinfer.version} reads none",
+            hint="install the FlashInfer that this SGLang pins",
+        )
+    return False
 
 
 def _run(

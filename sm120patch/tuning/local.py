@@ -1,17 +1,24 @@
-"""Turn a record into a local patch set that adds FlashInfer's tuning file. Pure."""
+"""Turn a record into a local patch set: a tuning file, or a JSON cache and its reader. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
 
+from sm120patch import versions
 from sm120patch.model import sha256_hex
+from sm120patch.tuning import cache
 from sm120patch.tuning.record import CUTLASS_VERSION, Record, dump, range_for
 
 VARIABLE = "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE"
 """Without it FlashInfer never looks for a tuning file."""
 SGLANG = "<0.5.12rc0"
 """Releases of SGLang that do not tune by themselves and keep the result."""
+
+_OTHERS = {
+    True: "Other layers get FlashInfer's default tactic while the variable is set.",
+    False: "Other layers are measured at start as before.",
+}
 
 
 def file_path(record: Record) -> str:
@@ -38,18 +45,96 @@ def config(record: Record) -> bytes:
 
 def files(record: Record, set_id: str, today: str) -> dict[str, bytes]:
     """Return the set, relative path below the catalogue -> content; `today` is an ISO date."""
-    data = config(record)
-    payload = f"{set_id}/{re.sub(r'[^a-z0-9]+', '_', record.device.lower()).strip('_')}.py"
-    manifest = _manifest(record, set_id, today, payload, sha256_hex(data))
+    device = re.sub(r"[^a-z0-9]+", "_", record.device.lower()).strip("_")
+    if record.cache is None:
+        payloads = {f"{set_id}/{device}.py": config(record)}
+        changes = _tuning_file(record, set_id, payloads)
+    else:
+        name = f"sm120patch_{set_id}_{device}.json"
+        payloads = {
+            f"{set_id}/{name}": cache.encode(record.cache),
+            f"{set_id}/load.py": _reader(record, name),
+        }
+        changes = _json_cache(record, set_id, name, payloads)
     return {
         f"tuning/{set_id}.json": dump(record),
-        f"patches/{payload}": data,
-        f"manifests/{set_id}.toml": manifest.encode(),
+        **{f"patches/{name}": data for name, data in payloads.items()},
+        f"manifests/{set_id}.toml": (_head(record, set_id, today) + changes).encode(),
     }
 
 
-def _manifest(record: Record, set_id: str, today: str, payload: str, digest: str) -> str:
-    versions = range_for(record.flashinfer)
+def _reader(record: Record, name: str) -> bytes:
+    """Codemod that lets the autotuner load the cache when it comes into being."""
+    up = '"..", ' if _is_package(record.flashinfer) else ""
+    return f'''\
+"""Load the tactics that were measured on this host into FlashInfer's autotuner.
+
+`load_configs` itself ignores them where its versions or the GPU's name differ from those measured.
+"""
+
+from __future__ import annotations
+
+from sm120patch.codemod import Codemod, Function, Site, has, insert_after
+
+GET = Function("AutoTuner.get")
+MADE = "cls._instance = AutoTuner()"
+LOADED = """cls._instance.load_configs(
+    os.path.join(
+        os.path.dirname(__file__), {up}"tuning_configs", "{name}"
+    )
+)"""
+
+CODEMOD = Codemod(
+    sites=(Site(GET, insert_after(MADE, LOADED)),),
+    after=(has(GET, LOADED),),
+)
+'''.encode("ascii")
+
+
+def _is_package(flashinfer: str) -> bool:
+    version = versions.installed(flashinfer)
+    return version is not None and version in versions.parse(">=0.6.15rc0")
+
+
+def _json_cache(record: Record, set_id: str, name: str, payloads: dict[str, bytes]) -> str:
+    where = "autotuner/autotuner.py" if _is_package(record.flashinfer) else "autotuner.py"
+    data, reader = f"{set_id}/{name}", f"{set_id}/load.py"
+    window = cache.window(record.flashinfer)
+    return f'''
+[[change]]
+id = "tactics"
+target = "flashinfer-python"
+summary = "Add the measured tactics of {record.device}"
+description = "{record.count} entries; the record is kept in tuning/{set_id}.json."
+
+[[change.variant]]
+versions = "{window}"
+kind = "file"
+path = "flashinfer/tuning_configs/{name}"
+payload = "{data}"
+sha256 = "{sha256_hex(payloads[data])}"
+
+[[change]]
+id = "load"
+target = "flashinfer-python"
+summary = "Load them when the autotuner comes into being"
+description = "FlashInfer's own reader; what it finds is not measured again at start."
+
+[[change.variant]]
+versions = "{window}"
+kind = "codemod"
+path = "flashinfer/{where}"
+payload = "{reader}"
+sha256 = "{sha256_hex(payloads[reader])}"
+
+[[engagement]]
+target = "flashinfer-python"
+versions = "{window}"
+log = 'Loaded {record.count} configs from .*/{re.escape(name)}'
+'''
+
+
+def _head(record: Record, set_id: str, today: str) -> str:
     shapes = "\n".join(f"- {shape}" for shape in record.shapes)
     return f'''\
 schema = 1
@@ -64,7 +149,7 @@ Tactics that FlashInfer {record.flashinfer}'s own autotuner measured on this hos
 
 {shapes}
 
-Other layers get FlashInfer's default tactic while the variable is set. Measure again after a new
+{_OTHERS[record.cache is None]} Measure again after a new
 GPU, driver or FlashInfer; the set is for this device and this list of tactics only. It needs
 `--moe-runner-backend flashinfer_cutlass`, which it does not switch on.
 """
@@ -81,19 +166,25 @@ last-checked = "{today}"
 
 [verification]
 goal = "speed"
+'''
 
+
+def _tuning_file(record: Record, set_id: str, payloads: dict[str, bytes]) -> str:
+    versions = range_for(record.flashinfer)
+    ((payload, data),) = payloads.items()
+    return f'''
 [[change]]
 id = "tactics"
 target = "flashinfer-python"
 summary = "Add the tuning file of {record.device}"
-description = "{len(record.entries)} entries; the record is kept in tuning/{set_id}.json."
+description = "{record.count} entries; the record is kept in tuning/{set_id}.json."
 
 [[change.variant]]
 versions = "{versions}"
 kind = "file"
 path = "{file_path(record)}"
 payload = "{payload}"
-sha256 = "{digest}"
+sha256 = "{sha256_hex(data)}"
 requires = {{ sglang = "{SGLANG}" }}
 
 [[launch]]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from sm120patch import versions
+from sm120patch.tuning import cache
 
 SCHEMA = 1
 MAX_BYTES = 4 << 20
@@ -45,15 +46,25 @@ class Shape:
     """One MoE layer with NVFP4 weights, as one rank holds it."""
 
     experts: int
+    """Experts on this rank."""
     hidden: int
     intermediate: int
+    """Intermediate size on this rank."""
     top_k: int
+    tp: int = 1
+    """Ranks that share an expert. Keys name it from FlashInfer 0.6.18 on."""
+    ep: int = 1
+    """Ranks that the experts are spread over; likewise."""
+    packed: int = 0
+    """1 if activations arrive quantized: attention data parallelism with as many experts' ranks."""
 
     def __str__(self) -> str:
-        return (
-            f"experts={self.experts},hidden={self.hidden},"
-            f"intermediate={self.intermediate},top-k={self.top_k}"
-        )
+        values = asdict(self)
+        given = {n: v for n, v in values.items() if n not in _OPTIONAL or v != _OPTIONAL[n]}
+        return ",".join(f"{name.replace('_', '-')}={value}" for name, value in given.items())
+
+
+_OPTIONAL = {f.name: f.default for f in fields(Shape) if f.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -68,23 +79,34 @@ class Record:
     shapes: tuple[Shape, ...]
     max_tokens: int
     entries: tuple[tuple[str, int, int], ...] = field(repr=False)
-    """Key as FlashInfer spells it, runner, tactic; sorted."""
+    """Key as FlashInfer spells it, runner, tactic; sorted. Empty where there is a cache."""
     software: dict[str, str] = field(default_factory=dict)
     """Versions of torch, CUDA and the driver, for people."""
+    cache: dict[str, Any] | None = field(default=None, repr=False)
+    """FlashInfer's JSON cache as `save_configs` wrote it; None for releases that read a file."""
+
+    @property
+    def count(self) -> int:
+        """Number of measured tactics."""
+        return len(self.entries) if self.cache is None else len(self.cache) - 1
 
 
 def parse_shape(text: str) -> Shape:
-    """Read `experts=E,hidden=H,intermediate=I,top-k=K`. Raises ValueError."""
+    """Read `experts=E,hidden=H,intermediate=I,top-k=K[,tp=T][,ep=E][,packed=1]`.
+
+    Raises ValueError.
+    """
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         name = name.replace("-", "_")
         if name not in Shape.__dataclass_fields__ or name in found or not value.isascii():
-            raise ValueError(f"{part.strip()!r} is not experts=, hidden=, intermediate= or top-k=")
-        if not value.isdigit() or not 0 < int(value) <= 1 << 20:
+            names = ", ".join(n.replace("_", "-") for n in Shape.__dataclass_fields__)
+            raise ValueError(f"{part.strip()!r} is not one of {names}")
+        if not value.isdigit() or not _OPTIONAL.get(name, 1) <= int(value) <= 1 << 20:
             raise ValueError(f"{part.strip()!r}: {value!r} is no size")
         found[name] = int(value)
-    if missing := [n for n in Shape.__dataclass_fields__ if n not in found]:
+    if missing := [n for n in Shape.__dataclass_fields__ if n not in {*found, *_OPTIONAL}]:
         raise ValueError(f"{text!r} lacks {', '.join(missing)}")
     shape = Shape(**found)
     if problem := _shape_problem(shape):
@@ -93,8 +115,10 @@ def parse_shape(text: str) -> Shape:
 
 
 def _shape_problem(shape: Shape) -> str | None:
-    if shape.top_k > shape.experts:
+    if shape.top_k > shape.experts * shape.ep:
         return "top-k is larger than the number of experts"
+    if shape.packed > 1:
+        return "packed is 0 or 1"
     if shape.hidden % 32 or shape.intermediate % 32:
         return "hidden and intermediate must be multiples of 32 for NVFP4"
     return None
@@ -136,17 +160,25 @@ def read(text: bytes) -> Record | list[str]:
         capability=_text(data, "capability", r"12\.[0-9]", faults),
         shapes=_shapes(data.get("shapes"), faults),
         max_tokens=_integer(data, "max_tokens", 1 << 20, faults),
-        entries=_entries(data.get("entries"), faults),
+        entries=() if "cache" in data else _entries(data.get("entries"), faults),
         software=_software(data.get("software", {})),
+        cache=cache.checked(data["cache"], faults) if "cache" in data else None,
     )
-    if data.get("nvfp4_cutlass_version") != CUTLASS_VERSION:
-        faults.append(f"nvfp4_cutlass_version: expected {CUTLASS_VERSION!r}")
-    if not faults:
-        try:
-            range_for(record.flashinfer)
-        except ValueError as error:
-            faults.append(f"flashinfer: {error}")
+    faults += _binding_faults(record, data)
     return faults or record
+
+
+def _binding_faults(record: Record, data: dict[str, Any]) -> list[str]:
+    """Compare what the values say of their origin with what the record says."""
+    if record.cache is not None:
+        return cache.origin_faults(record.cache, record.flashinfer, record.device)
+    if data.get("nvfp4_cutlass_version") != CUTLASS_VERSION:
+        return [f"nvfp4_cutlass_version: expected {CUTLASS_VERSION!r}"]
+    try:
+        range_for(record.flashinfer)
+    except ValueError as error:
+        return [f"flashinfer: {error}"] if record.flashinfer else []
+    return []
 
 
 def dump(record: Record) -> bytes:
@@ -154,14 +186,17 @@ def dump(record: Record) -> bytes:
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "flashinfer": record.flashinfer,
-        "nvfp4_cutlass_version": CUTLASS_VERSION,
         "device": record.device,
         "capability": record.capability,
-        "shapes": [s.__dict__ for s in record.shapes],
+        "shapes": [asdict(s) for s in record.shapes],
         "max_tokens": record.max_tokens,
         "software": record.software,
-        "entries": [list(entry) for entry in record.entries],
     }
+    if record.cache is not None:
+        data["cache"] = record.cache
+    else:
+        data["nvfp4_cutlass_version"] = CUTLASS_VERSION
+        data["entries"] = [list(entry) for entry in record.entries]
     return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
 
 
