@@ -191,7 +191,7 @@ def lint(output: Output, sets: tuple[str, ...], against: tuple[str, ...], catalo
     multiple=True,
     metavar="LAYER",
     help="NVFP4 MoE layer as one rank holds it:"
-    " experts=E,hidden=H,intermediate=I,top-k=K; may be repeated.",
+    " experts=E,hidden=H,intermediate=I,top-k=K[,tp=T][,ep=E][,packed=1]; may be repeated.",
 )
 @click.option(
     "--max-tokens",
