@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "packages", "published", "wheels", "tuning"),
-    ("transaction", "recovery", "verify", "simhost", "audit"),
+    ("transaction", "recovery", "verify", "simhost", "audit", "report"),
     ("operations",),
     ("cli", "__main__"),
 )  # fmt: skip

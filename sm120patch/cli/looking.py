@@ -184,7 +184,8 @@ def history(
     events = inspecting.history(site, set_id, limit)
     evidence = inspecting.evidence_of(site, events) if output.as_json else {}
     rows = [
-        (e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", ""))) for e in events
+        (str(e.id), e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", "")))
+        for e in events
     ]
     shown = [{**event_dict(e), "evidence": evidence.get(e.id)} for e in events]
     output.data({"events": shown}, table(rows) or "nothing was done here")

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from sm120patch import __version__
-from sm120patch.cli import authoring, changing, looking, releases
+from sm120patch.cli import authoring, changing, looking, releases, reporting
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
@@ -29,7 +29,13 @@ def cli() -> None:
     """Apply, verify and revert source patches of SGLang and FlashInfer on SM120 GPUs."""
 
 
-_COMMANDS = (*looking.COMMANDS, *changing.COMMANDS, *releases.COMMANDS, *authoring.COMMANDS)
+_COMMANDS = (
+    *looking.COMMANDS,
+    *changing.COMMANDS,
+    *reporting.COMMANDS,
+    *releases.COMMANDS,
+    *authoring.COMMANDS,
+)
 for _command in _COMMANDS:
     cli.add_command(_command)
 

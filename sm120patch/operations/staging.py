@@ -160,6 +160,8 @@ def commit(tx: transaction.Transaction, side: Side, record: Callable[[str, Side]
 def event_details(plan: Plan, side: Side, settings: transaction.Settings) -> dict[str, object]:
     """What every event that changed files keeps."""
     return {
+        "requested": list(plan.requested),
+        "start": settings.start,
         "end": side,
         "command": settings.command,
         "plan": plan.digest,

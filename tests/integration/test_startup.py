@@ -11,7 +11,7 @@ from tests.support.command import run, run_after
 from tests.support.serving import Host
 from tests.support.simulated import TINY
 
-HEAVY = {"libcst", "git", "aiohttp", "psutil", "pynvml", "unidiff", "hypothesis"}
+HEAVY = {"libcst", "git", "aiohttp", "psutil", "pynvml", "unidiff", "hypothesis", "jinja2"}
 REPORT = """
 import atexit, os, pathlib, sys
 
@@ -89,7 +89,7 @@ def test_status_of_a_verified_set_starts_no_load_generator(tmp_path: Path) -> No
     profile = host.profile("root-complex-2gpu", workloads=TINY, verify="blocks = 1")
     assert host.run("apply", "fusion", "--profile", profile).code == 0
     modules = Loaded(tmp_path / "other").by("status", *host.options)
-    assert not modules & {"libcst", "git", "aiohttp", "unidiff", "hypothesis"}
+    assert not modules & {"libcst", "git", "aiohttp", "unidiff", "hypothesis", "jinja2"}
 
 
 def test_the_report_would_show_a_heavy_module(loaded: Loaded) -> None:
