@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from sm120patch.evidence import Event, Evidence
 from sm120patch.model import ABSENT, PatchSet
+from sm120patch.plaintext import clean, table
 from sm120patch.plan import (
     ChangeDecision,
     FileStep,
@@ -181,25 +182,6 @@ def set_dict(patch_set: PatchSet) -> dict[str, object]:
         ],
         "digest": patch_set.digest,
     }
-
-
-def clean(text: str) -> str:
-    """Make text from outside safe for a terminal: control characters are shown, not obeyed."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
-
-
-def table(rows: Iterable[tuple[str, ...]]) -> str:
-    """Align columns with two spaces between; the last column is not padded."""
-    lines = [tuple(clean(cell).replace("\n", "\\x0a") for cell in row) for row in rows]
-    if not lines:
-        return ""
-    widths = [max(len(row[i]) for row in lines) for i in range(len(lines[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in lines
-    )
 
 
 _MARKS: Mapping[Outcome, str] = {

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sm120patch"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "model", "plan", "relpath"),
+    ("__init__", "errors", "model", "plaintext", "plan", "relpath"),
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
         "variants", "versions", "policy", "state", "evidence", "render", "_conditions", "_edits",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
+import click
 import pytest
 
-from sm120patch.cli.main import cli
+from sm120patch.cli.main import COMMANDS, cli
 from sm120patch.errors import ExitCode
 from sm120patch.model import State
 from sm120patch.verify.profile import parse
@@ -21,13 +23,29 @@ PROFILE = (ROOT / "docs" / "profile.md").read_text()
 JSON = (ROOT / "docs" / "json.md").read_text()
 
 
-@pytest.mark.parametrize("command", sorted(cli.commands))
+CONTEXT = click.Context(cli)
+
+
+@pytest.mark.parametrize("command", cli.list_commands(CONTEXT))
 def test_every_command_is_in_the_readme_and_has_help(command: str) -> None:
     assert re.search(rf"^\| .*`{command}[ `]", README, re.MULTILINE)
-    assert cli.commands[command].help
-    for parameter in cli.commands[command].params:
+    found = cli.get_command(CONTEXT, command)
+    assert found is not None and found.help
+    for parameter in found.params:
         if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
             assert getattr(parameter, "help", None), f"{command} {parameter.name}"
+
+
+def test_every_module_of_commands_is_reachable_and_whole() -> None:
+    """A command that is not named in `COMMANDS` could not be called."""
+    folder = ROOT / "sm120patch" / "cli"
+    holders = {
+        p.stem for p in folder.glob("*.py") if re.search(r"^COMMANDS: ", p.read_text(), re.M)
+    }
+    assert holders == set(COMMANDS)
+    for holder, names in COMMANDS.items():
+        module = importlib.import_module(f"sm120patch.cli.{holder}")
+        assert sorted(found.name for found in module.COMMANDS) == list(names)
 
 
 def test_every_exit_code_is_documented_and_no_other() -> None:

@@ -133,7 +133,7 @@ def _finished_dict(done: Finished) -> dict[str, object]:
 
 
 def _finished_text(done: Finished) -> str:
-    from sm120patch.render import table
+    from sm120patch.plaintext import table
 
     rows = [(m.change, m.kind, m.path, m.note) for m in done.made]
     lines = [table(rows), *(f"wrote {done.catalogue / name}" for name in done.written)]
@@ -161,7 +161,7 @@ def lint(output: Output, sets: tuple[str, ...], against: tuple[str, ...], catalo
     import datetime
 
     from sm120patch.operations import linting
-    from sm120patch.render import table
+    from sm120patch.plaintext import table
 
     done = linting.lint(catalogue, sets, against, os.environ, datetime.date.today())
     faults, warnings = done.report.faults, done.report.warnings

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator
 
 from sm120patch.model import Advice, Change, PatchSet
+from sm120patch.plaintext import clean
 from sm120patch.plan import Launch
-from sm120patch.render import clean, launch_text
+from sm120patch.render import launch_text
 from sm120patch.variants import advice_text
 
 WIDTH = 96

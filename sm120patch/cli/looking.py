@@ -33,7 +33,8 @@ pass_output = click.make_pass_decorator(Output)
 def list_sets(output: Output, catalogue: Places) -> int:
     """Show the patch sets of the catalogue."""
     from sm120patch import catalogue as catalogues
-    from sm120patch.render import set_dict, table
+    from sm120patch.plaintext import table
+    from sm120patch.render import set_dict
 
     found = catalogues.load(catalogue)
     foreign = any(origin != catalogues.SHIPPED for origin in found.origins.values())
@@ -127,7 +128,8 @@ def status(
     from sm120patch.operations import inspecting
     from sm120patch.operations.planning import capability_of
     from sm120patch.operations.site import open_site
-    from sm120patch.render import status_dict, status_rows, table
+    from sm120patch.plaintext import table
+    from sm120patch.render import status_dict, status_rows
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     result = inspecting.status(site, capability_of(gpu))
@@ -178,7 +180,8 @@ def history(
     """Show what was done to the environment, newest first."""
     from sm120patch.operations import inspecting
     from sm120patch.operations.site import open_site
-    from sm120patch.render import event_dict, table
+    from sm120patch.plaintext import table
+    from sm120patch.render import event_dict
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     events = inspecting.history(site, set_id, limit)
@@ -199,7 +202,7 @@ def audit(output: Output, env: str | None, python: str | None, catalogue: Places
     """Compare every installed file with upstream's and the ledger's; exit 1 on findings."""
     from sm120patch.operations.auditing import audit_environment, finding_dict
     from sm120patch.operations.site import open_site
-    from sm120patch.render import table
+    from sm120patch.plaintext import table
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     result = audit_environment(site)

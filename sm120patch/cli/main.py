@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +13,39 @@ from pathlib import Path
 import click
 
 from sm120patch import __version__
-from sm120patch.cli import authoring, changing, looking, releases, reporting
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
 
+COMMANDS = {
+    "looking": ("audit", "history", "list", "plan", "show", "status"),
+    "changing": ("apply", "init", "recover", "revert", "verify"),
+    "releases": ("matrix",),
+    "authoring": ("lint", "new", "tune"),
+    "reporting": ("report",),
+}
+"""Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
+
+
+class Commands(click.Group):
+    """The commands; the module of one is loaded when it is asked for, to start fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(name for names in COMMANDS.values() for name in names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name; loads the module that holds it."""
+        for holder, names in COMMANDS.items():
+            if cmd_name in names:
+                module = importlib.import_module(f"sm120patch.cli.{holder}")
+                held: tuple[click.Command, ...] = module.COMMANDS
+                return next(found for found in held if found.name == cmd_name)
+        return None
+
 
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 findings, 2 usage, 3 catalogue, 4 not applicable, 5 conflict, "
     "6 rolled back, 7 recovery needed, 8 not verified, 9 busy, 10 host, 130 interrupted.",
@@ -27,17 +53,6 @@ from sm120patch.signals import raise_on_termination
 @click.version_option(__version__, prog_name="sm120patch")
 def cli() -> None:
     """Apply, verify and revert source patches of SGLang and FlashInfer on SM120 GPUs."""
-
-
-_COMMANDS = (
-    *looking.COMMANDS,
-    *changing.COMMANDS,
-    *reporting.COMMANDS,
-    *releases.COMMANDS,
-    *authoring.COMMANDS,
-)
-for _command in _COMMANDS:
-    cli.add_command(_command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -92,6 +107,8 @@ def _usage(output: Output, error: click.ClickException, words: Sequence[str]) ->
 
 def _bug(output: Output, error: Exception) -> int:
     """Write what is needed to mend the bug to a file and name it in one line."""
+    import traceback
+
     text = "".join(
         [
             f"sm120patch {__version__}\npython {sys.version}\nplatform {sys.platform}\n",

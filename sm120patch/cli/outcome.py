@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from sm120patch.errors import ExitCode
 from sm120patch.model import State
 from sm120patch.operations.changing import Change
-from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows, table
+from sm120patch.plaintext import table
+from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
 from sm120patch.state import SetStatus
 
 

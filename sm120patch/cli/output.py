@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sm120patch.errors import ExitCode, Sm120PatchError
-from sm120patch.render import clean
+from sm120patch.plaintext import clean
 
 SCHEMA = 1
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sm120patch.operations.releases import LEADING, ReleaseResult, SetResult
 from sm120patch.operations.upgrading import Drift, Outlook
+from sm120patch.plaintext import clean, table
 from sm120patch.plan import ChangeDecision, Outcome
-from sm120patch.render import clean, decision_dict, launch_dict, launch_text, table
+from sm120patch.render import decision_dict, launch_dict, launch_text
 
 WHOLE = "*"
 """Stands for the change in a decision about a set as a whole."""

@@ -62,7 +62,7 @@ def report(
 
 
 def _text(subject: Subject) -> str:
-    from sm120patch.render import table
+    from sm120patch.plaintext import table
     from sm120patch.report.view import build
 
     page = build(subject)

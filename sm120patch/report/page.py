@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sm120patch.render import clean
+from sm120patch.plaintext import clean
 from sm120patch.report.view import Subject, build
 
 if TYPE_CHECKING:
