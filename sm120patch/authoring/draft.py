@@ -28,10 +28,11 @@ class Brief:
 
 @dataclass(frozen=True)
 class Edited:
-    """One file that the author changed."""
+    """One file that the author changed, or added."""
 
     path: str
-    before: bytes = field(repr=False)
+    before: bytes | None = field(repr=False)
+    """None for a file that upstream does not have."""
     after: bytes = field(repr=False)
 
 
@@ -42,9 +43,12 @@ class Made:
     change: str
     path: str
     kind: str
-    """`codemod`, `unwritten` (a codemod that its author has to write) or `diff`."""
+    """`codemod`, `unwritten` (a codemod that its author has to write), `diff` or `file`."""
     payload: str
     note: str
+
+
+_CODEMODS = ("codemod", "unwritten")
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,10 @@ def compose(brief: Brief, edits: Sequence[Edited]) -> Draft | list[str]:
     entries: list[str] = []
     refused: list[str] = []
     for edit, change in zip(edits, change_ids(e.path for e in edits), strict=True):
-        if edit.path.endswith(".py"):
-            entry, result = _codemod(brief, edit, change, files)
+        if edit.before is None:
+            entry, result = _file(brief, edit, change, files)
+        elif edit.path.endswith(".py"):
+            entry, result = _codemod(brief, edit, change, edit.before, files)
         else:
             found = textdiff.write(edit.path, edit.before, edit.after)
             if isinstance(found, Refused):
@@ -75,7 +81,7 @@ def compose(brief: Brief, edits: Sequence[Edited]) -> Draft | list[str]:
     if refused:
         return refused
     files[f"manifests/{brief.id}.toml"] = (_head(brief) + "".join(entries)).encode()
-    if any(m.kind != "diff" for m in made):
+    if any(m.kind in _CODEMODS for m in made):
         files[f"tests/test_{brief.id.replace('-', '_')}.py"] = _test(brief.id, made)
     return Draft(files, tuple(made))
 
@@ -94,8 +100,17 @@ def _word(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "change"
 
 
-def _codemod(brief: Brief, edit: Edited, change: str, files: dict[str, bytes]) -> tuple[str, Made]:
-    found = skeleton.write(edit.path, edit.before, edit.after, brief.title)
+def _file(brief: Brief, edit: Edited, change: str, files: dict[str, bytes]) -> tuple[str, Made]:
+    payload = f"{brief.id}/{change.replace('-', '_')}{PurePosixPath(edit.path).suffix}"
+    files[f"patches/{payload}"] = edit.after
+    entry = _change(brief, edit.path, change, "file", payload, edit.after)
+    return entry, Made(change, edit.path, "file", payload, "")
+
+
+def _codemod(
+    brief: Brief, edit: Edited, change: str, before: bytes, files: dict[str, bytes]
+) -> tuple[str, Made]:
+    found = skeleton.write(edit.path, before, edit.after, brief.title)
     payload = f"{brief.id}/{change.replace('-', '_')}.py"
     files[f"patches/{payload}"] = found.source
     files[f"tests/{brief.id}/{change}.before"] = found.before
@@ -153,7 +168,7 @@ def _change(brief: Brief, path: str, change: str, kind: str, payload: str, data:
 [[change]]
 id = "{change}"
 target = {_toml(brief.target)}
-summary = {_toml(f"Change {PurePosixPath(path).name}")}
+summary = {_toml(f"{'Add' if kind == 'file' else 'Change'} {PurePosixPath(path).name}")}
 description = "TODO: what it does, and what it does not."
 
 [[change.variant]]
@@ -172,7 +187,7 @@ def _toml(text: str) -> str:
 
 
 def _test(set_id: str, made: Sequence[Made]) -> bytes:
-    changes = "".join(f'    "{m.change}": "{m.payload}",\n' for m in made if m.kind != "diff")
+    changes = "".join(f'    "{m.change}": "{m.payload}",\n' for m in made if m.kind in _CODEMODS)
     return f'''\
 """Every codemod of {set_id} turns its `.before` into its `.after`, and leaves that alone."""
 

@@ -18,7 +18,7 @@ from sm120patch.model import (
 
 ReadPayload = Callable[[str], bytes]
 
-_ADDED = (".py", ".json")
+ADDED = (".py", ".json")
 """Kinds of files that may be added: data that Python code looks for, never an input of a build."""
 _SHA256 = r"[0-9a-f]{64}"
 _OUTCOMES = ("upstream", "not-needed", "not-applicable", "refused")
@@ -86,8 +86,8 @@ def _check_path(table: Table, variant: Variant, target: str) -> None:
         table.fault("path", f"{path!r} is not inside {package!r}, the package of {target}")
     elif variant.kind is PayloadKind.CODEMOD and not path.endswith(".py"):
         table.fault("path", f"{path!r} is no Python file, so a codemod cannot change it")
-    elif variant.kind is PayloadKind.FILE and not path.endswith(_ADDED):
-        table.fault("path", f"{path!r} cannot be added; only {' and '.join(_ADDED)} can")
+    elif variant.kind is PayloadKind.FILE and not path.endswith(ADDED):
+        table.fault("path", f"{path!r} cannot be added; only {' and '.join(ADDED)} can")
 
 
 def _check_conditions(table: Table, variant: Variant) -> None:

@@ -12,12 +12,15 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sm120patch.authoring.draft import Edited
+from sm120patch.catalogue import MAX_PAYLOAD
 from sm120patch.disk import write_file
 from sm120patch.errors import HostError, UsageError
+from sm120patch.manifest.changes import ADDED
+from sm120patch.model import IMPORT_NAMES
 
 if TYPE_CHECKING:
     from git import Repo
@@ -134,7 +137,12 @@ def edits(directory: Path, about: Scratch) -> Edits:
             if status == "D":
                 refused.append(f"{path}: deleted, and a set cannot delete a file")
             elif status == "A":
-                refused.append(f"{path}: a new file, and a set cannot add one")
+                shipped = _has_directory(repo, about.commit, path)
+                after = _addition(place, f"{IMPORT_NAMES[about.target]}/", path, shipped)
+                if isinstance(after, bytes):
+                    changed.append(Edited(path, None, after))
+                else:
+                    refused.append(f"{path}: a new file, and {after}")
             elif status != "M" or place.is_symlink() or not place.is_file():
                 refused.append(f"{path}: no longer a regular file")
             else:
@@ -147,6 +155,29 @@ def edits(directory: Path, about: Scratch) -> Edits:
                 else:
                     changed.append(Edited(path, before, after))
     return Edits(tuple(changed), tuple(refused))
+
+
+def _has_directory(repo: Repo, commit: str, path: str) -> bool:
+    try:
+        return bool(repo.commit(commit).tree / str(PurePosixPath(path).parent))
+    except KeyError:
+        return False
+
+
+def _addition(place: Path, package: str, path: str, shipped: bool) -> bytes | str:
+    """Content of a file that a set can add, or why it cannot."""
+    if not path.startswith(package):
+        return f"a set adds files below {package} only"
+    if not shipped:
+        return "its directory is not upstream's"
+    if not path.endswith(ADDED):
+        return f"a set adds {' and '.join(ADDED)} only"
+    if place.is_symlink() or not place.is_file():
+        return "it is no regular file"
+    data = place.read_bytes()
+    if len(data) > MAX_PAYLOAD:
+        return f"it has {len(data)} bytes; a payload has at most {MAX_PAYLOAD}"
+    return data
 
 
 def _differing(repo: Repo, commit: str) -> Iterator[tuple[str, str]]:

@@ -91,15 +91,55 @@ def test_what_a_set_cannot_hold_is_refused_all_at_once(tmp_path: Path, prefix: P
     scratch = begin(tmp_path, prefix)
     (scratch / A).unlink()
     (scratch / B).write_bytes(b"\0binary")
-    (scratch / "sglang" / "fresh.py").write_text("x = 1\n")
+    (scratch / "sglang" / "fresh.cu").write_text("x = 1\n")
     (scratch / "sglang" / "__init__.py").chmod(0o755)
     done = run("new", "mine", "--finish", "--output", "json", cwd=tmp_path)
     assert done.code == 5
     reasons = "\n".join(done.error["details"]["refused"])
     assert len(done.error["details"]["refused"]) == 4
-    for path, why in ((A, "deleted"), (B, "binary"), ("fresh.py", "new file"), ("init", "mode")):
+    for path, why in ((A, "deleted"), (B, "binary"), ("fresh.cu", "new file"), ("init", "mode")):
         assert path in reasons and why in reasons
     assert not (tmp_path / "catalogue").exists()
+
+
+def test_a_new_file_becomes_one_that_the_set_adds(tmp_path: Path, prefix: Path) -> None:
+    scratch = begin(tmp_path, prefix)
+    (scratch / B).write_text("value = 'mine'\n")
+    (scratch / "sglang" / "mine.json").write_text('{"a": 1}\n')
+    (scratch / "sglang" / "mine.py").write_text("x = 1\n")
+    assert run("new", "mine", "--finish", cwd=tmp_path).code == 0
+    found = catalogues.load(tmp_path / "catalogue").get("mine")
+    kinds = {c.variants[0].path: c.variants[0].kind.value for c in found.changes}
+    assert kinds == {
+        B: "codemod",
+        "sglang/mine.json": "file",
+        "sglang/mine.py": "file",
+    }
+    here = ("--catalogue", tmp_path / "catalogue", "--env", prefix, "--gpu", "12.0")
+    done = run("apply", "mine", "--no-verify", *here)
+    assert done.code == 0, done.err
+    (added,) = prefix.rglob("mine.json")
+    assert added.read_text() == '{"a": 1}\n'
+    assert run("revert", "--all", *here[:-2]).code == 0
+    assert not added.exists() and not list(prefix.rglob("sglang/mine.py"))
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("loose.py", "below sglang/ only"),
+        ("sglang/mine.so", ".py and .json only"),
+        ("sglang/new/mine.py", "its directory is not upstream's"),
+    ],
+)
+def test_a_new_file_elsewhere_or_of_another_kind_is_refused(
+    tmp_path: Path, prefix: Path, path: str, why: str
+) -> None:
+    scratch = begin(tmp_path, prefix)
+    (scratch / path).parent.mkdir(exist_ok=True)
+    (scratch / path).write_text("x = 1\n")
+    done = run("new", "mine", "--finish", cwd=tmp_path)
+    assert done.code == 5 and why in done.err
 
 
 def test_bytecode_and_editor_litter_is_no_new_file(tmp_path: Path, prefix: Path) -> None:
