@@ -14,10 +14,12 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from sm120patch import relpath
+from sm120patch.environment.records import parse_record
 from sm120patch.errors import HostError
 from sm120patch.model import (
     FileSnapshot,
@@ -54,6 +56,8 @@ class Package:
     pins: Mapping[str, str]
     """Distribution -> the one version that `Requires-Dist: name==version` asks for."""
     _read: Callable[[Iterable[str]], dict[str, bytes]] = field(repr=False, compare=False)
+    _names: Callable[[], list[str]] | None = field(default=None, repr=False, compare=False)
+    """Paths of all files, as an installer lays them; None for a source distribution."""
 
     def read(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of those paths, relative to the import root, that the package has.
@@ -64,6 +68,36 @@ class Package:
             return self._read(paths)
         except _BROKEN as error:
             raise _unreadable(self.path, str(error)) from error
+
+    def contents(self, below: str) -> Iterator[tuple[str, bytes]]:
+        """Yield path and bytes of every file below `below`, checked against the wheel's RECORD.
+
+        Bytecode is left out. Raises HostError for a source distribution, and for a wheel whose
+        files are not what its RECORD says.
+        """
+        names = [] if self._names is None else self._names()
+        records = [name for name in names if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)]
+        if len(records) != 1:
+            raise HostError(
+                f"{self.path} has {len(records)} RECORD files, expected 1",
+                hint="take the files from an environment that has the release installed",
+                code="no-record",
+            )
+        text = self.read(records)[records[0]].decode("utf-8", "surrogateescape")
+        listed = parse_record(io.StringIO(text, newline="")).entries
+        for name in names:
+            if not name.startswith(f"{below}/") or name.endswith((".pyc", "/")):
+                continue
+            if problem := relpath.fault(name):
+                raise _unreadable(self.path, problem)
+            data = self.read([name])[name]
+            entry = listed.get(name)
+            if entry is None or entry.sha256 != sha256_hex(data):
+                raise HostError(
+                    f"{self.path}: {name} is not what its RECORD says",
+                    hint="delete the file and let it be downloaded again",
+                )
+            yield name, data
 
 
 def normalized(name: str) -> str:
@@ -123,7 +157,10 @@ def _unreadable(path: Path, what: str) -> HostError:
 
 
 def _package(
-    path: Path, metadata: bytes, read: Callable[[Iterable[str]], dict[str, bytes]]
+    path: Path,
+    metadata: bytes,
+    read: Callable[[Iterable[str]], dict[str, bytes]],
+    names: Callable[[], list[str]] | None = None,
 ) -> Package:
     head = metadata.decode("utf-8", "replace").replace("\r\n", "\n").partition("\n\n")[0]
     fields = [line.partition(":")[::2] for line in head.splitlines()]
@@ -135,7 +172,7 @@ def _package(
         pin = _REQUIREMENT.match(value.strip()) if key.lower() == "requires-dist" else None
         if pin:
             pins.setdefault(normalized(pin[1]), pin[2])
-    return Package(path, normalized(first["name"]), first["version"], pins, read)
+    return Package(path, normalized(first["name"]), first["version"], pins, read, names)
 
 
 # --- wheels ------------------------------------------------------------------------------------
@@ -143,11 +180,11 @@ def _package(
 
 def _wheel(path: Path) -> Package:
     with zipfile.ZipFile(path) as archive:
-        names = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
-        if len(names) != 1:
-            raise ValueError(f"{len(names)} METADATA files, expected 1")
-        metadata = _member(archive, names[0])
-    data = names[0].partition(".dist-info/")[0] + ".data"
+        heads = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+        if len(heads) != 1:
+            raise ValueError(f"{len(heads)} METADATA files, expected 1")
+        metadata = _member(archive, heads[0])
+    data = heads[0].partition(".dist-info/")[0] + ".data"
 
     def read(paths: Iterable[str]) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as opened:
@@ -161,7 +198,12 @@ def _wheel(path: Path) -> Package:
                     found[wanted] = _member(opened, member)
             return found
 
-    return _package(path, metadata, read)
+    def names() -> list[str]:
+        inner = re.compile(rf"{re.escape(data)}/(?:purelib|platlib)/")
+        with zipfile.ZipFile(path) as opened:
+            return [inner.sub("", name) for name in opened.namelist()]
+
+    return _package(path, metadata, read, names)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from sm120patch import versions
 from sm120patch.catalogue import shipped
-from sm120patch.errors import CatalogueError, HostError
+from sm120patch.errors import CatalogueError, HostError, UsageError
+from sm120patch.model import IMPORT_NAMES
 from sm120patch.packages import Package, named, normalized, open_package
 
 FILE = "releases.toml"
@@ -51,7 +52,9 @@ def known(catalogue: Path | None = None) -> dict[str, tuple[str, ...]]:
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """Where packages are kept: `$XDG_CACHE_HOME/sm120patch/wheels`, by default in `~/.cache`."""
+    """Where packages are kept: SM120PATCH_WHEEL_CACHE, else below XDG_CACHE_HOME or `~/.cache`."""
+    if named_place := environ.get("SM120PATCH_WHEEL_CACHE"):
+        return Path(named_place)
     base = environ.get("XDG_CACHE_HOME")
     root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return root / "sm120patch" / "wheels"
@@ -92,6 +95,26 @@ class Shelf:
         if path is None:
             raise HostError(f"pip downloaded no file of {name} {version}", code="no-package")
         return open_package(path)
+
+    def resolve(self, text: str, leading: str) -> Package:
+        """Open what a person names: a file, `NAME==VERSION`, or a version of `leading`.
+
+        Raises UsageError for what is none of these and for no target of ours, HostError when it
+        cannot be had.
+        """
+        name, equals, version = text.partition("==")
+        if text.endswith((".whl", ".tar.gz")) or Path(text).is_file():
+            package = open_package(Path(text).expanduser())
+        elif versions.installed(version if equals else text) is not None:
+            package = self.get(name if equals else leading, version if equals else text)
+        else:
+            raise UsageError(
+                f"{text!r} is neither a package file nor a version",
+                hint="write a path, 0.5.10, or flashinfer-python==0.6.7",
+            )
+        if package.name not in IMPORT_NAMES:
+            raise UsageError(f"{package.name} is not a target of patch sets")
+        return package
 
     def _download(self, name: str, version: str) -> None:
         """Let pip write beside the cache, then move in what is complete."""

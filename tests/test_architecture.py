@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "_scopes", "_slices", "authoring", "linting", "fingerprints",
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
-     "packages", "published", "wheels", "tuning"),
+     "packages", "published", "tuning"),
     ("transaction", "recovery", "verify", "simhost", "audit", "report"),
     ("operations",),
     ("cli", "__main__"),

@@ -10,6 +10,7 @@ import click
 
 from sm120patch.cli.options import catalogue_options, output_option, sets_argument
 from sm120patch.cli.output import Output
+from sm120patch.cli.releases import offline_option, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ directory = click.Path(path_type=Path, file_okay=False)
     show_default=True,
     help="With --finish: catalogue directory to write into.",
 )
+@wheel_dir_option
+@offline_option
 @click.option("--force", is_flag=True, help="Overwrite an earlier scratch, or an earlier set.")
 @output_option
 @pass_output
@@ -57,6 +60,8 @@ def new(
     scratch: Path | None,
     finishing: bool,
     into: Path,
+    wheel_dir: Path | None,
+    offline: bool,
     force: bool,
 ) -> int:
     """Begin a patch set from upstream's files, and with --finish write it from what you edited.
@@ -82,7 +87,8 @@ def new(
         raise UsageError("name the distribution to patch with --target", hint="--target sglang")
     title = title or f"TODO: one line that says what {set_id} does"
     request = authoring.Request(set_id, target, from_env, version, title, capability)
-    begun = authoring.begin(request, place, os.environ, force=force)
+    shelf = shelf_for(output, wheel_dir, offline)
+    begun = authoring.begin(request, place, shelf, os.environ, force=force)
     output.data(_begun_dict(begun), _begun_text(begun))
     return ExitCode.OK
 
@@ -153,17 +159,32 @@ def _finished_text(done: Finished) -> str:
     metavar="RELEASE",
     help="Wheel, or DIST==VERSION (downloaded once), to try the changes on; may be repeated.",
 )
+@wheel_dir_option
+@offline_option
 @catalogue_options
 @output_option
 @pass_output
-def lint(output: Output, sets: tuple[str, ...], against: tuple[str, ...], catalogue: Places) -> int:
+def lint(
+    output: Output,
+    sets: tuple[str, ...],
+    against: tuple[str, ...],
+    wheel_dir: Path | None,
+    offline: bool,
+    catalogue: Places,
+) -> int:
     """Check manifests, windows and payloads, on published releases too; exit 3 on faults."""
     import datetime
 
     from sm120patch.operations import linting
     from sm120patch.plaintext import table
 
-    done = linting.lint(catalogue, sets, against, os.environ, datetime.date.today())
+    done = linting.lint(
+        catalogue,
+        sets,
+        against,
+        shelf_for(output, wheel_dir, offline),
+        datetime.date.today(),
+    )
     faults, warnings = done.report.faults, done.report.warnings
     rows = [("fault", r.set_id, r.message) for r in faults]
     rows += [("warning", r.set_id, r.message) for r in warnings]

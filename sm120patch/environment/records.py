@@ -11,7 +11,7 @@ import binascii
 import csv
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -62,19 +62,25 @@ def read_record(path: Path, only: Collection[str] | None = None) -> RecordTable:
     `only` names the paths that are asked for: other lines are passed over, faults in them too. A
     path that RECORD would have to quote is never among them.
     """
-    entries: dict[str, Record] = {}
-    faults: list[str] = []
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
             lines = iter(stream)
             if only is not None:
                 wanted = frozenset(only)
                 lines = (line for line in stream if line.partition(",")[0] in wanted)
-            for number, row in enumerate(csv.reader(lines), start=1):
-                if row and (fault := _take(row, entries)):
-                    faults.append(f"line {number}: {fault}")
+            return parse_record(lines)
     except OSError as error:
         raise HostError(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_record(lines: Iterable[str]) -> RecordTable:
+    """Parse the lines of a RECORD file; garbage becomes `faults`."""
+    entries: dict[str, Record] = {}
+    faults: list[str] = []
+    try:
+        for number, row in enumerate(csv.reader(lines), start=1):
+            if row and (fault := _take(row, entries)):
+                faults.append(f"line {number}: {fault}")
     except csv.Error as error:
         faults.append(f"not a CSV file: {error}")
     return RecordTable(entries, tuple(faults))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120patch import manifest, wheels
+from sm120patch import manifest, versions
 from sm120patch.authoring.draft import Brief, Draft, Made, compose
 from sm120patch.environment import Installation, discover, locate
 from sm120patch.errors import ConflictError, HostError, Sm120PatchError, UsageError
@@ -18,6 +18,7 @@ from sm120patch.model import IMPORT_NAMES, sha256_hex
 from sm120patch.operations import scratch
 from sm120patch.operations.scratch import Scratch
 from sm120patch.operations.writing import check_name, write_new
+from sm120patch.published import Shelf
 from sm120patch.store import StateDirectory, Store
 
 
@@ -59,11 +60,16 @@ def default_scratch(set_id: str) -> Path:
 
 
 def begin(
-    request: Request, directory: Path, environ: Mapping[str, str], *, force: bool = False
+    request: Request,
+    directory: Path,
+    shelf: Shelf,
+    environ: Mapping[str, str],
+    *,
+    force: bool = False,
 ) -> Begun:
     """Copy upstream's files into a scratch repository. Raises when they are not upstream's."""
     _check_names(request)
-    version, source, files = _pristine(request, environ)
+    version, source, files = _pristine(request, shelf, environ)
     about = Scratch(
         set_id=request.set_id,
         target=request.target,
@@ -98,6 +104,8 @@ def _check_names(request: Request) -> None:
     for capability in request.capabilities:
         if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", capability):
             raise UsageError(f"{capability!r} is no compute capability such as 12.0")
+    if request.version is not None and versions.installed(request.version) is None:
+        raise UsageError(f"{request.version!r} is no version", hint="write for example 0.5.9")
     if (request.from_env is None) == (request.version is None):
         raise UsageError(
             "say where upstream's files come from: --version V (a published wheel), or"
@@ -106,12 +114,13 @@ def _check_names(request: Request) -> None:
 
 
 def _pristine(
-    request: Request, environ: Mapping[str, str]
+    request: Request, shelf: Shelf, environ: Mapping[str, str]
 ) -> tuple[str, str, Iterable[tuple[str, bytes]]]:
     """Version, origin in words, and upstream's files."""
     if request.version is not None:
-        wheel = wheels.fetch(request.target, request.version, environ)
-        return wheel.version, wheel.path.name, wheel.contents()
+        package = shelf.get(request.target, request.version)
+        contents = package.contents(IMPORT_NAMES[request.target])
+        return package.version, package.path.name, contents
     environment = discover(locate(request.from_env, None, environ), environ)
     installation = environment.installations.get(request.target)
     if installation is None:

@@ -6,15 +6,18 @@ Writes below the wheel cache only.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
-from sm120patch import linting, wheels
+from sm120patch import linting
 from sm120patch.catalogue import Collected, Places
 from sm120patch.linting import Remark, Report
 from sm120patch.model import PatchSet
+from sm120patch.operations.releases import LEADING
+from sm120patch.packages import Package
+from sm120patch.published import Shelf
 
 
 @dataclass(frozen=True)
@@ -26,23 +29,41 @@ class Linted:
     report: Report
 
 
+@dataclass(frozen=True)
+class _Release:
+    """A published package as the judge asks it."""
+
+    package: Package
+
+    @property
+    def target(self) -> str:
+        return self.package.name
+
+    @property
+    def version(self) -> str:
+        return self.package.version
+
+    def read(self, name: str) -> bytes | None:
+        return self.package.read([name]).get(name)
+
+
 def lint(
     places: Places,
     names: Sequence[str],
     against: Sequence[str],
-    environ: Mapping[str, str],
+    shelf: Shelf,
     today: datetime.date,
 ) -> Linted:
-    """Lint the named sets, or all of them, against the named releases (see `wheels.find`).
+    """Lint the named sets, or all of them, against the named releases (see `Shelf.resolve`).
 
-    Raises UsageError for a name that no manifest has, and what `wheels.find` raises.
+    Raises UsageError for a name that no manifest has, and what `Shelf.resolve` raises.
     """
     found = catalogues.collect(places)
     for name in names:
         if name not in found.files:
             catalogues.Catalogue(found.sets).get(name)
     chosen = tuple(names) or tuple(sorted(found.files))
-    releases = [wheels.find(text, environ) for text in against]
+    releases = [_Release(shelf.resolve(text, LEADING)) for text in against]
     report = linting.lint(found, chosen, releases, today)
     unused = tuple(_unused(found, chosen))
     return Linted(

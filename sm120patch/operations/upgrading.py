@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sm120patch import versions
 from sm120patch.catalogue import Catalogue
@@ -21,7 +20,7 @@ from sm120patch.model import (
     sha256_hex,
 )
 from sm120patch.operations.releases import LEADING, SetResult, examine
-from sm120patch.packages import Package, open_package, target_snapshot
+from sm120patch.packages import Package, target_snapshot
 from sm120patch.plan import (
     History,
     Launch,
@@ -88,18 +87,7 @@ def named_packages(texts: Iterable[str], shelf: Shelf) -> dict[str, Package]:
     """
     packages: dict[str, Package] = {}
     for text in filter(None, (p.strip() for t in texts for p in t.split(","))):
-        name, equals, version = text.partition("==")
-        if text.endswith((".whl", ".tar.gz")) or Path(text).is_file():
-            package = open_package(Path(text).expanduser())
-        elif versions.installed(version if equals else text) is not None:
-            package = shelf.get(name if equals else LEADING, version if equals else text)
-        else:
-            raise UsageError(
-                f"--against: {text!r} is neither a package file nor a version",
-                hint="write a path, 0.5.10, or flashinfer-python==0.6.7",
-            )
-        if package.name not in IMPORT_NAMES:
-            raise UsageError(f"--against: {package.name} is not a target of patch sets")
+        package = shelf.resolve(text, LEADING)
         if package.name in packages:
             raise UsageError(f"--against names two versions of {package.name}")
         packages[package.name] = package

@@ -223,6 +223,7 @@ def _wheel(cache: Path, record: str) -> None:
     cache.mkdir()
     with zipfile.ZipFile(cache / "sglang-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr(A, A_TEXT)
+        archive.writestr("sglang-1.0.dist-info/METADATA", "Name: sglang\nVersion: 1.0\n\n")
         archive.writestr("sglang-1.0.dist-info/RECORD", record)
 
 
