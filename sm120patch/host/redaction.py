@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 REDACTED = "***"
 
 _SECRET_WORDS = frozenset(
-    ("APIKEY", "AUTH", "AUTHORIZATION", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSPHRASE",
-     "PASSWD", "PASSWORD", "SECRET", "SECRETS", "TOKEN")
+    ("APIKEY", "AUTHORIZATION", "CREDENTIAL", "CREDENTIALS", "PASSPHRASE", "PASSWD", "PASSWORD",
+     "SECRET", "SECRETS")
 )  # fmt: skip
-"""Whole words of a name: `--tokenizer-path` and `--max-total-tokens` hold no secret."""
+"""Whole words of a name."""
+_SECRET_ENDS = frozenset(("AUTH", "KEY", "TOKEN"))
+"""Last words of a name: `HF_TOKEN_PATH` and `--max-total-tokens` hold no secret."""
 
 _SECRET_VALUES = re.compile(
     r"""(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@]+@            # user and password of a URL
@@ -22,10 +24,18 @@ _SECRET_VALUES = re.compile(
     re.VERBOSE,
 )
 
+_PLACEHOLDER = re.compile(r"\{[a-z_]+\}")
+
 
 def is_secret_name(name: str) -> bool:
     """Tell whether a variable or option of that name holds a secret, judged word by word."""
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[-_.\s]+", name.upper()))
+    words = re.split(r"[-_.\s]+", name.upper())
+    return words[-1] in _SECRET_ENDS or not _SECRET_WORDS.isdisjoint(words)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether an option or variable carries a secret, by its name or by the look of it."""
+    return is_secret_name(name) or redact_text(value) != value
 
 
 def redact_text(text: str) -> str:
@@ -39,17 +49,20 @@ def redact_text(text: str) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Command line without secrets: `--api-key X`, `--api-key=X`, `HF_TOKEN=X`, URL logins."""
+    """Command line without secrets: `--api-key X`, `--api-key=X`, `HF_TOKEN=X`, URL logins.
+
+    A placeholder in braces, as in a profile's `{api_key}`, is no secret.
+    """
     return tuple(_arguments(arguments))
 
 
 def _arguments(arguments: Sequence[str]) -> Iterator[str]:
     hide_next = False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
+        name, equals, value = argument.partition("=")
         if hide_next and not argument.startswith("-"):
-            yield REDACTED
-        elif equals and is_secret_name(name.lstrip("-")):
+            yield argument if _PLACEHOLDER.fullmatch(argument) else REDACTED
+        elif equals and is_secret_name(name.lstrip("-")) and not _PLACEHOLDER.fullmatch(value):
             yield f"{name}={REDACTED}"
         else:
             yield redact_text(argument)

@@ -10,15 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sm120patch.errors import UsageError
+from sm120patch.host.redaction import redact_arguments, redact_environment
 from sm120patch.plan import Launch
 from sm120patch.verify.profile import Profile
-
-_SECRET_WORDS = frozenset(
-    ("token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "key",
-     "apikey", "auth")
-)  # fmt: skip
-_SECRET_VALUE = re.compile(r"://[^/@:\s]*:[^/@\s]+@|^(?:sk-|hf_)[A-Za-z0-9_-]{16,}$")
-REDACTED = "<redacted>"
 
 
 class Arm(str, Enum):
@@ -40,9 +34,9 @@ class ArmCommand:
     def shown(self) -> str:
         """One line for people and evidence, secrets left out."""
         removed = [f"-u {name}" for name in self.unset]
-        pairs = [f"{k}={REDACTED if is_secret(k, v) else v}" for k, v in self.env.items()]
+        pairs = [f"{name}={value}" for name, value in redact_environment(self.env).items()]
         prefix = ["env", *removed, *pairs] if removed or pairs else []
-        return " ".join([*prefix, shlex.join(redact(self.argv))])
+        return " ".join([*prefix, shlex.join(redact_arguments(self.argv))])
 
 
 @dataclass(frozen=True)
@@ -111,32 +105,6 @@ def strip_options(command: Iterable[str], strip: Mapping[str, int]) -> tuple[str
         elif word.partition("=")[0] not in strip:
             kept.append(word)
     return tuple(kept)
-
-
-def is_secret(name: str, value: str = "") -> bool:
-    """True for an option or variable that carries a secret (`--api-key`, `HF_TOKEN`)."""
-    words = [word for word in re.split(r"[-_.]", name.lower()) if word]
-    named = bool(words) and (words[-1] in _SECRET_WORDS or "secret" in words)
-    return named or bool(_SECRET_VALUE.search(value))
-
-
-def redact(command: Iterable[str]) -> list[str]:
-    """Replace the values of secret options by a mark."""
-    shown: list[str] = []
-    hide = False
-    for word in command:
-        name, equals, value = word.partition("=")
-        if hide and not word.startswith("--"):
-            shown.append(word if word == "{api_key}" else REDACTED)
-            hide = False
-            continue
-        hide = word.startswith("-") and not equals and is_secret(name)
-        secret = bool(equals) and is_secret(name, value) and value != "{api_key}"
-        if secret:
-            shown.append(f"{name}={REDACTED}")
-        else:
-            shown.append(REDACTED if _SECRET_VALUE.search(word) else word)
-    return shown
 
 
 def _joined(base: Launch, launch: Launch) -> Launch:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sm120patch.host.redaction import is_secret
 from sm120patch.model import EvidenceKind
 from sm120patch.verify import stats
-from sm120patch.verify.commandline import Arm, is_secret
+from sm120patch.verify.commandline import Arm
 from sm120patch.verify.correctness import Examination, judge
 from sm120patch.verify.verdict import Findings
 

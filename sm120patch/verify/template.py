@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from sm120patch.verify.commandline import is_secret
+from sm120patch.host.redaction import is_secret, is_secret_name
 from sm120patch.verify.profile import DEFAULT_WORKLOADS
 
 _GENERIC = ("{python}", "-m", "sglang.launch_server", "--model-path", "/models/your-model",
@@ -102,10 +102,10 @@ def _command(command: Sequence[str]) -> tuple[list[str], bool]:
             words.append("{port}")
         elif equals and name == "--port":
             words.append("--port={port}")
-        elif previous.startswith("-") and "=" not in previous and is_secret(previous):
+        elif previous.startswith("-") and "=" not in previous and is_secret_name(previous):
             words.append("{api_key}")
             secret = True
-        elif equals and name.startswith("-") and is_secret(name):
+        elif equals and name.startswith("-") and is_secret_name(name):
             words.append(f"{name}={{api_key}}")
             secret = True
         elif is_secret("", word):

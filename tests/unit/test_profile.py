@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm120patch.errors import UsageError
+from sm120patch.host.redaction import is_secret_name, redact_arguments
 from sm120patch.model import EvidenceKind, VerificationPolicy
 from sm120patch.plan import Launch
-from sm120patch.verify.commandline import Arm, adds_nothing, arms, is_secret, redact, strip_options
+from sm120patch.verify.commandline import Arm, adds_nothing, arms, strip_options
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, Profile, load, parse
 from sm120patch.verify.schedule import estimate, order_of
 from sm120patch.verify.template import template
@@ -275,12 +276,12 @@ def test_options_are_stripped_with_their_values(command, kept):
      ("SGLANG_PORT", False)],
 )  # fmt: skip
 def test_names_of_secrets(name, secret):
-    assert is_secret(name) is secret
+    assert is_secret_name(name) is secret
 
 
 def test_shown_command_lines_hide_secrets():
-    shown = redact(["s", "--api-key", "abc", "--token=def", "http://u:p@host/", "--n", "5",
-                    "hf_abcdefghijklmnopqrstuv", "--api-key", "{api_key}"])  # fmt: skip
+    shown = redact_arguments(["s", "--api-key", "abc", "--token=def", "http://u:p@host/", "--n",
+                    "5", "hf_abcdefghijklmnopqrstuv", "--api-key", "{api_key}"])  # fmt: skip
     joined = " ".join(shown)
     assert not any(word in joined for word in ("abc", "def", "u:p"))
     assert shown[-1] == "{api_key}" and "--n 5" in joined
