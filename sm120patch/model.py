@@ -221,6 +221,9 @@ class KnownResult:
     effect: str
     source: str
     harmful: bool = False
+    where: tuple[str, ...] = ()
+    """Words of `host.Host.topology`, all of which must hold for it to be about a host; empty where
+    no topology decides."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,8 @@ class PatchSet:
     """Beside changes: another way to the same end. Without any: all that the entry has."""
     devices: tuple[str, ...] = ()
     """Names of the GPUs it was measured for, as torch and NVML spell them; empty means any."""
+    min_gpus: int = 1
+    """GPUs that a host must have for the set to do anything; 2 for what is between GPUs."""
 
     @property
     def only_advice(self) -> bool:

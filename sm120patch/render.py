@@ -133,6 +133,7 @@ def set_dict(patch_set: PatchSet) -> dict[str, object]:
         "description": patch_set.description,
         "type": patch_set.type,
         "compute_capability": list(patch_set.compute_capability),
+        "min_gpus": patch_set.min_gpus,
         "depends": list(patch_set.depends),
         "conflicts": list(patch_set.conflicts),
         "upstream": {
@@ -165,7 +166,13 @@ def set_dict(patch_set: PatchSet) -> dict[str, object]:
             for x in patch_set.launch
         ],
         "known_results": [
-            {"topology": k.topology, "effect": k.effect, "source": k.source, "harmful": k.harmful}
+            {
+                "topology": k.topology,
+                "effect": k.effect,
+                "source": k.source,
+                "harmful": k.harmful,
+                "where": list(k.where),
+            }
             for k in patch_set.known_results
         ],
         "advice": [

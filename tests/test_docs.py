@@ -92,6 +92,7 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
             "one", "--releases", "0.0", "--offline", "--catalogue", catalogue, "--output", "json",
         ),
         "audit": here,
+        "doctor": here,
         "revert": ("--all", "--allow-running", *here),
         "recover": here,
         "lint": ("--catalogue", catalogue, "--output", "json"),

@@ -18,6 +18,7 @@ from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, Usag
 from sm120patch.signals import raise_on_termination
 
 COMMANDS = {
+    "diagnosing": ("doctor",),
     "looking": ("audit", "history", "list", "plan", "show", "status"),
     "changing": ("apply", "init", "recover", "revert", "verify"),
     "releases": ("matrix",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ class Host:
 
         `N-gpus`; `virtual-machine` or `bare-metal`; with several GPUs `p2p`, `no-p2p` or
         `p2p-unknown`, and the longest way: `nvlink`, `one-switch` (PIX, PXB), `one-host-bridge`
-        (PHB), `one-node` (NODE), `cross-node` (SYS) or `path-unknown`.
+        (PHB), `one-node` (NODE), `cross-node` (SYS) or `path-unknown`; `pcie` where that is known
+        and no NVLink.
         """
         words = [f"{len(self.gpus)}-gpus", "virtual-machine" if self.virtual else "bare-metal"]
         if not self.links:
@@ -87,6 +88,8 @@ class Host:
         paths = {link.path for link in self.links}
         longest = max(paths, key=list(_WAYS).index) if paths <= set(_WAYS) else "unknown"
         words.append(_WAYS.get(longest, "path-unknown"))
+        if longest in _WAYS and longest != "NVLINK":
+            words.append("pcie")
         return tuple(words)
 
     @property
@@ -104,20 +107,29 @@ class Host:
 def probe() -> Host:
     """Look at this host; takes at most `nvml.TIMEOUT` seconds and never fails."""
     facts = nvml.facts()
-    gpus = tuple(Gpu(**gpu) for gpu in facts["gpus"])
-    machine_id, source = machine_identity(gpus)
+    uuids = [gpu["uuid"] for gpu in facts["gpus"]]
+    return assemble(facts, identify(uuids), virtual=_is_virtual())
+
+
+def assemble(facts: Mapping[str, Any], identity: tuple[str, str], *, virtual: bool) -> Host:
+    """Put together what was found: NVML's answer, and what `identify` says."""
     return Host(
-        machine_id=machine_id,
-        machine_id_source=source,
-        gpus=gpus,
+        machine_id=identity[0],
+        machine_id_source=identity[1],
+        gpus=tuple(Gpu(**gpu) for gpu in facts["gpus"]),
         links=tuple(Link(*link) for link in facts["links"]),
         driver=facts["driver"],
         reason=facts["reason"],
-        virtual=_is_virtual(),
+        virtual=virtual,
     )
 
 
 def machine_identity(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> tuple[str, str]:
+    """Do what `identify` does for the GPUs of a host."""
+    return identify([gpu.uuid for gpu in gpus], root)
+
+
+def identify(uuids: Sequence[str], root: Path = Path("/")) -> tuple[str, str]:
     """Return an identifier of this machine and where it is from.
 
     `/etc/machine-id` first, then the DMI product UUID (readable by root), the UUIDs of the GPUs,
@@ -128,8 +140,8 @@ def machine_identity(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> tuple[str
         return text, "machine-id"
     if text := _read(root / "sys/class/dmi/id/product_uuid"):
         return text, "dmi"
-    if gpus:
-        return digest_of(sorted(gpu.uuid for gpu in gpus))[:32], "gpus"
+    if uuids:
+        return digest_of(sorted(uuids))[:32], "gpus"
     return socket.gethostname(), "hostname"
 
 

@@ -35,8 +35,16 @@ _READ, _NVLINK = 0, 2
 
 
 def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
-    """Ask in a child process; the answer has `gpus`, `links`, `processes`, `driver`, `reason`."""
-    empty: dict[str, Any] = {"gpus": [], "links": [], "processes": [], "driver": None}
+    """Ask in a child process.
+
+    The answer has `gpus`, `links`, `processes`, `driver` and `reason`, and beside each GPU, in
+    `devices`, what its link and mode are; `cuda` is the newest CUDA that the driver runs.
+    """
+    from sm120patch.host.bounded import abandon
+
+    empty: dict[str, Any] = {
+        "gpus": [], "links": [], "processes": [], "devices": [], "driver": None, "cuda": None,
+    }  # fmt: skip
     command = [sys.executable, "-I", str(Path(__file__).absolute())]
     try:
         child = subprocess.Popen(
@@ -47,7 +55,7 @@ def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
     try:
         output, errors = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        _abandon(child)
+        abandon(child)
         return {**empty, "reason": f"NVML did not answer within {timeout:.0f} s"}
     try:
         answer = json.loads(output)
@@ -55,16 +63,6 @@ def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
         last = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
         return {**empty, "reason": f"NVML gave no answer: {last[0] if last else 'no message'}"}
     return {**empty, **answer}
-
-
-def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Kill without waiting for ever: a process stuck in the driver does not die."""
-    child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=1)
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 def collect() -> dict[str, Any]:
@@ -90,7 +88,7 @@ def _inventory(pynvml: Any) -> dict[str, Any]:
     handles = [
         pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
     ]
-    gpus, processes = [], []
+    gpus, processes, devices = [], [], []
     for index, handle in enumerate(handles):
         gpus.append(
             {
@@ -104,6 +102,7 @@ def _inventory(pynvml: Any) -> dict[str, Any]:
                 "pci_bus_id": _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
             }
         )
+        devices.append(_device(pynvml, handle))
         with contextlib.suppress(pynvml.NVMLError):
             for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 processes.append([index, process.pid, process.usedGpuMemory])
@@ -116,8 +115,34 @@ def _inventory(pynvml: Any) -> dict[str, Any]:
             for other in range(one + 1, len(handles))
         ],
         "processes": processes,
+        "devices": devices,
+        "cuda": _cuda_version(pynvml),
         "reason": None if gpus else "the NVIDIA driver sees no GPU",
     }
+
+
+def _device(pynvml: Any, handle: Any) -> dict[str, int]:
+    """PCIe link as the GPU sees it, and MIG mode; what the driver does not tell is left out."""
+    found = {}
+    for key, function in (
+        ("generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        ("max_generation", "nvmlDeviceGetMaxPcieLinkGeneration"),
+        ("width", "nvmlDeviceGetCurrPcieLinkWidth"),
+        ("max_width", "nvmlDeviceGetMaxPcieLinkWidth"),
+    ):
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):
+            found[key] = int(getattr(pynvml, function)(handle))
+    with contextlib.suppress(pynvml.NVMLError, AttributeError):
+        found["mig"] = int(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    return found
+
+
+def _cuda_version(pynvml: Any) -> str | None:
+    try:
+        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    except pynvml.NVMLError:
+        return None
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _memory(pynvml: Any, handle: Any) -> int | None:

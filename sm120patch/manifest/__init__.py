@@ -125,6 +125,7 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
         digest=_digest(text, changes),
         advice=advice,
         devices=host.texts("devices"),
+        min_gpus=host.integer("min-gpus", 1, 64, default=1),
     )
     for table in (head, host, relations, upstream, root):
         table.finish()

@@ -18,6 +18,10 @@ from sm120patch.model import (
 )
 
 _OPTION = r"--[a-z0-9][a-z0-9-]*"
+_TOPOLOGY = (
+    r"[1-9][0-9]?-gpus|virtual-machine|bare-metal|p2p|no-p2p|nvlink|pcie|one-switch"
+    r"|one-host-bridge|one-node|cross-node"
+)
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
@@ -137,6 +141,7 @@ def _known_result(table: Table) -> KnownResult:
         effect=table.text("effect", pattern=ONE_LINE),
         source=table.text("source", pattern=ONE_LINE),
         harmful=table.flag("harmful", default=False),
+        where=table.texts("where", pattern=_TOPOLOGY),
     )
     table.finish()
     return result

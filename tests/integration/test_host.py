@@ -103,17 +103,17 @@ def test_an_nvml_process_that_dies_is_an_answer(
     ("links", "words"),
     [
         ((), ("1-gpus", "bare-metal")),
-        ((Link(0, 1, "PXB", "ok"),), ("2-gpus", "bare-metal", "p2p", "one-switch")),
+        ((Link(0, 1, "PXB", "ok"),), ("2-gpus", "bare-metal", "p2p", "one-switch", "pcie")),
         (
             (Link(0, 1, "PHB", "unknown"),),
-            ("2-gpus", "bare-metal", "p2p-unknown", "one-host-bridge"),
+            ("2-gpus", "bare-metal", "p2p-unknown", "one-host-bridge", "pcie"),
         ),
         ((Link(0, 1, "NVLINK", "ok"),), ("2-gpus", "bare-metal", "p2p", "nvlink")),
-        ((Link(0, 1, "NODE", "disabled"),), ("2-gpus", "bare-metal", "no-p2p", "one-node")),
+        ((Link(0, 1, "NODE", "disabled"),), ("2-gpus", "bare-metal", "no-p2p", "one-node", "pcie")),
         ((Link(0, 1, "unknown", "ok"),), ("2-gpus", "bare-metal", "p2p", "path-unknown")),
         (
             (Link(0, 1, "PIX", "ok"), Link(0, 2, "SYS", "ok"), Link(1, 2, "PHB", "unknown")),
-            ("3-gpus", "bare-metal", "p2p-unknown", "cross-node"),
+            ("3-gpus", "bare-metal", "p2p-unknown", "cross-node", "pcie"),
         ),
     ],
 )
