@@ -8,7 +8,7 @@ from sm120patch.doctor.checks import Check
 from sm120patch.doctor.flags import IdleFlag
 from sm120patch.doctor.outlook import SetOutlook
 from sm120patch.model import KnownResult
-from sm120patch.render import table
+from sm120patch.plaintext import table
 
 _INDENT = "  "
 
