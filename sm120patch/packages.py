@@ -32,6 +32,8 @@ MAX_MEMBER = 16 << 20
 """Largest file that is read out of a package, in bytes."""
 MAX_SOURCE = 512 << 20
 """Largest source distribution, unpacked, in bytes."""
+_BATCH = 200
+"""Files that are held in memory at a time when all are read; opening an archive costs most."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?\s*==\s*([0-9][\w.!+]*)")
 _BROKEN = (
@@ -85,19 +87,18 @@ class Package:
             )
         text = self.read(records)[records[0]].decode("utf-8", "surrogateescape")
         listed = parse_record(io.StringIO(text, newline="")).entries
-        for name in names:
-            if not name.startswith(f"{below}/") or name.endswith((".pyc", "/")):
-                continue
-            if problem := relpath.fault(name):
-                raise _unreadable(self.path, problem)
-            data = self.read([name])[name]
-            entry = listed.get(name)
-            if entry is None or entry.sha256 != sha256_hex(data):
-                raise HostError(
-                    f"{self.path}: {name} is not what its RECORD says",
-                    hint="delete the file and let it be downloaded again",
-                )
-            yield name, data
+        wanted = [n for n in names if n.startswith(f"{below}/") and not n.endswith((".pyc", "/"))]
+        if problem := next(filter(None, map(relpath.fault, wanted)), None):
+            raise _unreadable(self.path, problem)
+        for start in range(0, len(wanted), _BATCH):
+            for name, data in self.read(wanted[start : start + _BATCH]).items():
+                entry = listed.get(name)
+                if entry is None or entry.sha256 != sha256_hex(data):
+                    raise HostError(
+                        f"{self.path}: {name} is not what its RECORD says",
+                        hint="delete the file and let it be downloaded again",
+                    )
+                yield name, data
 
 
 def normalized(name: str) -> str:
