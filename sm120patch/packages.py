@@ -28,12 +28,13 @@ from sm120patch.model import (
     sha256_hex,
 )
 
-MAX_MEMBER = 16 << 20
+MAX_MEMBER = 64 << 20
 """Largest file that is read out of a package, in bytes."""
 MAX_SOURCE = 512 << 20
 """Largest source distribution, unpacked, in bytes."""
 _BATCH = 200
 """Files that are held in memory at a time when all are read; opening an archive costs most."""
+_NO_SOURCE = (".pyc", ".so", "/")
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?\s*==\s*([0-9][\w.!+]*)")
 _BROKEN = (
@@ -74,8 +75,8 @@ class Package:
     def contents(self, below: str) -> Iterator[tuple[str, bytes]]:
         """Yield path and bytes of every file below `below`, checked against the wheel's RECORD.
 
-        Bytecode is left out. Raises HostError for a source distribution, and for a wheel whose
-        files are not what its RECORD says.
+        Bytecode and compiled modules are left out. Raises HostError for a source distribution,
+        and for a wheel whose files are not what its RECORD says.
         """
         names = [] if self._names is None else self._names()
         records = [name for name in names if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)]
@@ -87,7 +88,7 @@ class Package:
             )
         text = self.read(records)[records[0]].decode("utf-8", "surrogateescape")
         listed = parse_record(io.StringIO(text, newline="")).entries
-        wanted = [n for n in names if n.startswith(f"{below}/") and not n.endswith((".pyc", "/"))]
+        wanted = [n for n in names if n.startswith(f"{below}/") and not n.endswith(_NO_SOURCE)]
         if problem := next(filter(None, map(relpath.fault, wanted)), None):
             raise _unreadable(self.path, problem)
         for start in range(0, len(wanted), _BATCH):
