@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +48,10 @@ class JournalFile:
 
 @dataclass(frozen=True)
 class CacheScope:
-    """Which build caches follow the swap: what the FlashInfer files hold on either side."""
+    """Which build caches follow the swap: what the files hold on either side.
+
+    Paths begin with the name of their package, which tells the root.
+    """
 
     homes: tuple[str, ...]
     """Homes and workspace bases below which `.cache/flashinfer` is looked for."""
@@ -58,8 +61,16 @@ class CacheScope:
     pristine: Mapping[str, str]
     """Path -> sha256 of upstream's content, for every file concerned."""
     a_patched: Mapping[str, str]
-    """Path -> sha256 of every FlashInfer file that is not upstream's on side `a`."""
+    """Path -> sha256 of every file that is not upstream's on side `a`."""
     b_patched: Mapping[str, str]
+    sglang_root: str = ""
+    """Import root of SGLang; empty when it is not installed. `root` is that of FlashInfer."""
+    tactics: tuple[str, ...] = ()
+    """Changed files that decide which tactics FlashInfer's autotuner has to choose from."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the server that move a cache away from the homes."""
+    ninjas: tuple[str, ...] = ()
+    """Executables that the server may use: one of them must find a build up to date."""
 
     def patched(self, side: Side) -> Mapping[str, str]:
         """Files that are not upstream's on that side."""
@@ -108,7 +119,9 @@ def read_journal(path: Path) -> Journal | None:
         files = tuple(JournalFile(**entry) for entry in data.pop("files"))
         caches = data.pop("caches")
         if caches is not None:
-            caches = CacheScope(homes=tuple(caches.pop("homes")), **caches)
+            for name in ("homes", "tactics", "ninjas"):
+                caches[name] = tuple(caches.get(name, ()))
+            caches = CacheScope(**caches)
         sets = tuple(data.pop("sets"))
         journal = Journal(**data, sets=sets, files=files, caches=caches)
         _check(journal)

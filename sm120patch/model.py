@@ -167,6 +167,9 @@ class Change:
     """Optional changes are off unless selected with `--with`."""
     variants: tuple[Variant, ...]
     windows: tuple[Window, ...] = ()
+    tactics: bool = False
+    """It changes which tactics FlashInfer's autotuner has to choose from, or when it runs: what
+    was measured without it must not be used with it."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +264,11 @@ class PatchSet:
     def only_advice(self) -> bool:
         """True for an entry that changes nothing: it says what to set, or why not to patch."""
         return not self.changes and not self.depends
+
+    @property
+    def tactics(self) -> tuple[str, ...]:
+        """Changes that make earlier measured tactics void."""
+        return tuple(change.id for change in self.changes if change.tactics)
 
     def change(self, change_id: str) -> Change | None:
         """Return the change of that id, if the set has it."""

@@ -26,8 +26,8 @@ def _rebased(journal: Journal, roots: Mapping[str, str], *, drop_missing: bool) 
     files = tuple(replace(f, root=roots[f.target]) for f in journal.files if f.target in roots)
     caches = journal.caches
     if caches is not None:
-        root = roots.get("flashinfer-python")
-        caches = None if root is None else replace(caches, root=root)
+        root = roots.get("flashinfer-python", "")
+        caches = replace(caches, root=root, sglang_root=roots.get("sglang", ""))
     return replace(journal, files=files, caches=caches)
 
 

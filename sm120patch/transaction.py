@@ -104,6 +104,7 @@ class Settings:
     start: Side
     """Side that is on disk now."""
     pycache_prefix: str | None = None
+    """Trees of PYTHONPYCACHEPREFIX, separated as in PATH."""
     caches: CacheScope | None = None
     mtimes: Mapping[str, int] = field(default_factory=dict)
     """Path of a FlashInfer file -> time that keeps a stored build of the new content valid."""
@@ -206,9 +207,9 @@ class Transaction:
     def _after_replace(self, entries: list[JournalFile], side: Side) -> None:
         for directory in sorted({target_path(e.root, e.path).parent for e in entries}):
             disk.sync_directory(directory)
-        tree = self.journal.pycache_prefix
+        trees = [Path(t) for t in (self.journal.pycache_prefix or "").split(os.pathsep) if t]
         for entry in self.journal.files:
-            bytecode.purge(Path(entry.root), entry.path, Path(tree) if tree else None)
+            bytecode.purge(Path(entry.root), entry.path, trees)
         checkpoint("purge bytecode")
         self._place_caches(side)
 

@@ -1,4 +1,4 @@
-"""Names and looks of FlashInfer builds: which is live, which are put away, under which key.
+"""Names and looks of cached builds: which is live, which are put away, under which key.
 
 Reads disk only. The meaning of keys, markers and the shelf is told in `shelf`.
 """
@@ -10,18 +10,32 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from sm120patch.errors import HostError
 from sm120patch.model import digest_of
 
 MARKER = ".sm120patch-build.json"
+TVM_LOCK = "lock"
 OURS = {MARKER, f"{MARKER}.new"}
 SHELF = ".sm120patch"
+COPY = ".copy-"
+"""Begin of the name of a copy that is being made; one that a kill left can go."""
 UNOWNED = "unowned"
 PRISTINE = "pristine"
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+~=-]{0,254}")
+
+
+class Kind(str, Enum):
+    """Whose cache a build stands in; decides the layout, the lock and what may be copied."""
+
+    FLASHINFER = "flashinfer"
+    SGLANG = "sglang-jit"
+    """SGLang's own kernels, built by tvm-ffi: one directory a module, right below the cache."""
+    AUTOTUNE = "autotune"
+    """Tactics that FlashInfer measured for SGLang: one directory a FlashInfer version."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +43,11 @@ class Entry:
     """A module of one workspace that depends on changed files."""
 
     workspace: Path
-    """`.../.cache/flashinfer`, a real path."""
+    """`.../.cache/flashinfer`, or the directory of another kind of cache; a real path."""
     version: str
-    """FlashInfer's own `__version__`, which names the directory."""
+    """FlashInfer's own `__version__`, which names the directory; empty in other caches."""
     arch: str
+    """Directory of the architectures; empty in other caches."""
     module: str
     root: Path
     """Import root of the installation whose files changed."""
@@ -41,20 +56,43 @@ class Entry:
     reason: str
     built_from: str | None = None
     """A file of another installation that the live build was made from, if one was seen."""
+    kind: Kind = Kind.FLASHINFER
+    roots: tuple[tuple[str, Path], ...] = ()
+    """Import root of each package, where `paths` lie below several."""
+
+    def file(self, path: str) -> Path:
+        """Where one of `paths` is."""
+        return dict(self.roots).get(path.partition("/")[0], self.root) / path
 
     @property
     def cached_ops(self) -> Path:
-        """Directory that holds FlashInfer's live builds and, in `tmp`, their locks."""
+        """Directory that holds the live builds and, in FlashInfer's `tmp`, their locks."""
+        if self.kind is not Kind.FLASHINFER:
+            return self.workspace
         return self.workspace / self.version / self.arch / "cached_ops"
 
     @property
     def live(self) -> Path:
-        """The build that FlashInfer uses."""
+        """The build that is used."""
         return self.cached_ops / self.module
+
+    @property
+    def lock(self) -> Path:
+        """File that whoever builds the module holds a `flock` of."""
+        if self.kind is Kind.FLASHINFER:
+            return self.cached_ops / "tmp" / f"{self.module}.lock"
+        if self.kind is Kind.SGLANG:
+            return self.live / TVM_LOCK
+        return self.workspace / SHELF / "locks" / f"{self.module}.lock"
 
     def slot(self, key: str) -> Path:
         """Where the build of content `key` stands while another one is live."""
-        return self.workspace / SHELF / key / self.version / self.arch / self.module
+        return self.workspace.joinpath(SHELF, key, *self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What names the build below a workspace or a shelf, from the outside in."""
+        return tuple(name for name in (self.version, self.arch, self.module) if name)
 
 
 @dataclass(frozen=True)
@@ -72,6 +110,10 @@ class Build:
     built: bool
     owner: str | None
     """Key in its marker, None without one."""
+    seeded: bool = False
+    """It began as our copy of another content's build; ninja has to renew a part of it."""
+    inputs: str = ""
+    """Identity of everything else that it was built from (see `freshness.identity`)."""
 
 
 ABSENT = Build(False, None)
@@ -108,7 +150,20 @@ def inspect(directory: Path, entry: Entry) -> Build:
     marker = read_marker(directory) if MARKER in names else {}
     owner = marker.get("key")
     known = isinstance(owner, str) and plain_name(owner) and marker.get("module") == entry.module
-    return Build(bool(names - OURS), str(owner) if known else None)
+    ignored = {*OURS, TVM_LOCK} if entry.kind is Kind.SGLANG else OURS
+    inputs = marker.get("inputs")
+    return Build(
+        built=bool(names - ignored),
+        owner=str(owner) if known else None,
+        seeded=known and marker.get("seeded") is True,
+        inputs=inputs if isinstance(inputs, str) else "",
+    )
+
+
+def stored(entry: Entry, key: str) -> bool:
+    """Tell whether the shelf holds a build of that content."""
+    found = inspect(entry.slot(key), entry)
+    return found.built and found.owner == key
 
 
 def label_of(live: Build, key: str, trusted: Collection[str]) -> str | None:
@@ -137,7 +192,7 @@ def pending_moves(
         return ()
     label = label_of(live, from_key, trusted)
     moves = [] if label is None else [Move(entry.live, free_slot(entry, label))]
-    if inspect(entry.slot(to_key), entry) == Build(True, to_key):
+    if stored(entry, to_key):
         moves.append(Move(entry.slot(to_key), entry.live))
     return tuple(moves)
 
@@ -158,7 +213,7 @@ def kept_mtimes(entry: Entry, key: str) -> Mapping[str, int]:
     Written again with these times, the files find that build up to date: ninja compares times.
     """
     found = read_marker(entry.slot(key)).get("mtimes_ns")
-    if inspect(entry.slot(key), entry) != Build(True, key) or not isinstance(found, dict):
+    if not stored(entry, key) or not isinstance(found, dict):
         return {}
     return {path: time for path, time in found.items() if isinstance(time, int)}
 

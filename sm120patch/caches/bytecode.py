@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sm120patch.errors import HostError
 
 
-def purge(root: Path, path: str, prefix_tree: Path | None = None) -> list[Path]:
+def purge(root: Path, path: str, trees: Iterable[Path] = ()) -> list[Path]:
     """Remove every cached `.pyc` of `root`/`path`; return what was removed.
 
-    All interpreters and optimization levels are meant. `prefix_tree` is PYTHONPYCACHEPREFIX of
+    All interpreters and optimization levels are meant. `trees` are PYTHONPYCACHEPREFIX of
     whoever runs the code: Python mirrors the absolute source path there. Absent files and sources
     that are no Python are fine. Raises HostError when one cannot be removed.
     """
@@ -25,7 +25,7 @@ def purge(root: Path, path: str, prefix_tree: Path | None = None) -> list[Path]:
     if source.suffix != ".py":
         return []
     removed = []
-    for directory in _directories(source, prefix_tree):
+    for directory in _directories(source, trees):
         for cached in sorted(directory.glob(f"{glob.escape(source.stem)}.*.pyc")):
             try:
                 cached.unlink()
@@ -40,11 +40,11 @@ def purge(root: Path, path: str, prefix_tree: Path | None = None) -> list[Path]:
     return removed
 
 
-def _directories(source: Path, prefix_tree: Path | None) -> Iterator[Path]:
+def _directories(source: Path, trees: Iterable[Path]) -> Iterator[Path]:
     local = source.parent / "__pycache__"
     if not local.is_symlink():
         yield local
-    if prefix_tree is not None:
-        spellings = (source.parent.absolute(), Path(os.path.realpath(source.parent)))
+    spellings = (source.parent.absolute(), Path(os.path.realpath(source.parent)))
+    for tree in trees:
         for directory in dict.fromkeys(spellings):
-            yield prefix_tree / directory.relative_to(directory.anchor)
+            yield tree / directory.relative_to(directory.anchor)

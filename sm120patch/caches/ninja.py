@@ -73,6 +73,8 @@ class BuildFile:
     sources: Mapping[str, str]
     """Object file -> the source it is compiled from."""
     include_dirs: tuple[str, ...]
+    links: tuple[str, ...] = ()
+    """Outputs of every other rule: what is made from the objects."""
 
 
 def read_build_file(path: Path) -> BuildFile | None:
@@ -88,12 +90,14 @@ def read_build_file(path: Path) -> BuildFile | None:
         for output, rule, source in re.findall(
             r"^build (\S+): (\w+) (\S+)[ \t]*$", text, re.MULTILINE
         )
-        if rule.endswith("compile")
+        if "compile" in rule
     }
-    flags = " ".join(value for name, value in variables.items() if name.endswith("cflags"))
+    outputs = re.findall(r"^build (\S+): ", text, re.MULTILINE)
+    flags = " ".join(value for name, value in variables.items() if name.endswith("flags"))
     directories = re.findall(r"(?:-I|-isystem)\s*(\S+)", flags)
     expanded = (_expand(directory, variables) for directory in directories)
-    return BuildFile(sources, tuple(dict.fromkeys(expanded)))
+    links = tuple(output for output in outputs if output not in sources)
+    return BuildFile(sources, tuple(dict.fromkeys(expanded)), links)
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Puts builds of a FlashInfer module away by content key, and back. Renames below a workspace only.
+"""Puts builds of a module away by content key, and back. Renames below a workspace only.
 
 A workspace is `.../.cache/flashinfer`. The live build of a module is the directory that FlashInfer
 uses, `<version>/<arch>/cached_ops/<module>`; the builds of other contents stand on the shelf,
@@ -23,14 +23,17 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches.builds import (
+    COPY,
     MARKER,
     OURS,
+    TVM_LOCK,
     UNOWNED,
-    Build,
     Entry,
+    Kind,
     Move,
     free_slot,
     inspect,
@@ -38,6 +41,7 @@ from sm120patch.caches.builds import (
     plain_name,
     refused,
     settled,
+    stored,
 )
 from sm120patch.errors import BusyError, HostError, UsageError
 
@@ -48,11 +52,34 @@ LOCK_TIMEOUT = 10.0
 """Seconds to wait for FlashInfer's own lock: a compile holds it for minutes."""
 
 
+def _anything(_entry: Entry, _seeded: bool) -> bool:
+    return True
+
+
+def _unnamed(_entry: Entry, _directory: Path) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a build must show before it may stay live. Without checks it is taken as it is."""
+
+    good: Callable[[Entry, bool], bool] = _anything
+    """(entry, whether it is a copy) -> what a compiler would now do with the live build is what it
+    should do: nothing, or for a copy exactly the objects that include a changed file."""
+    identity: Callable[[Entry, Path], str] = _unnamed
+    """Names the files, apart from those exchanged, that the build in a directory is made from."""
+
+
+NO_CHECKS = Checks()
+
+
 def park(
     entry: Entry,
     key: str,
     *,
     trusted: Collection[str] = (),
+    checks: Checks = NO_CHECKS,
     step: Step = lambda _: None,
     timeout: float = LOCK_TIMEOUT,
 ) -> tuple[Move, ...]:
@@ -63,24 +90,27 @@ def park(
     sides of an interrupted transaction. Raises BusyError when a compile holds the module, HostError
     when the disk refuses.
     """
-    with _locked(entry, timeout):
-        return _park(entry, key, trusted, step)
+    with locked(entry, timeout):
+        return _park(entry, key, trusted, checks, step)
 
 
 def place(
     entry: Entry,
     key: str,
     *,
+    seed: str | None = None,
+    checks: Checks = NO_CHECKS,
     step: Step = lambda _: None,
     timeout: float = LOCK_TIMEOUT,
 ) -> tuple[Move, ...]:
     """Make the build of `key` live, or leave room for it. Call *after* the files hold `key`.
 
-    When none is stored, FlashInfer will compile into the live directory, which is marked as `key`
-    already. Raises as `park`.
+    When none is stored, or it does not pass the checks, FlashInfer will compile into the live
+    directory, which is marked as `key` already; into a copy of the stored build of `seed`, when
+    that is given and passes. Raises as `park`.
     """
-    with _locked(entry, timeout):
-        return _place(entry, key, step)
+    with locked(entry, timeout):
+        return _place(entry, key, seed, checks, step)
 
 
 def swap(
@@ -89,17 +119,21 @@ def swap(
     to_key: str,
     *,
     trusted: Collection[str] = (),
+    checks: Checks = NO_CHECKS,
     step: Step = lambda _: None,
     timeout: float = LOCK_TIMEOUT,
 ) -> tuple[Move, ...]:
     """`park` and `place` in one, for when no file changes in between."""
     if settled(inspect(entry.live, entry), from_key, to_key):
         return ()
-    with _locked(entry, timeout):
-        return _park(entry, from_key, trusted, step) + _place(entry, to_key, step)
+    with locked(entry, timeout):
+        parked = _park(entry, from_key, trusted, checks, step)
+        return parked + _place(entry, to_key, None, checks, step)
 
 
-def _park(entry: Entry, key: str, trusted: Collection[str], step: Step) -> tuple[Move, ...]:
+def _park(
+    entry: Entry, key: str, trusted: Collection[str], checks: Checks, step: Step
+) -> tuple[Move, ...]:
     _check_names(entry, key)
     live = inspect(entry.live, entry)
     moves: list[Move] = []
@@ -107,31 +141,66 @@ def _park(entry: Entry, key: str, trusted: Collection[str], step: Step) -> tuple
     if label is not None:
         if live.owner != label or label == key:
             step("mark")
-            _write_marker(entry, entry.live, label)
+            inputs = checks.identity(entry, entry.live)
+            _write_marker(entry, entry.live, label, inputs=inputs)
         moves.append(_move(entry, entry.live, free_slot(entry, label), step))
     step("reserve")
     _reserve(entry, UNOWNED)
     return tuple(moves)
 
 
-def _place(entry: Entry, key: str, step: Step) -> tuple[Move, ...]:
+def _place(
+    entry: Entry, key: str, seed: str | None, checks: Checks, step: Step
+) -> tuple[Move, ...]:
     _check_names(entry, key)
     live = inspect(entry.live, entry)
-    if live.built and live.owner == key:
+    if live.built and live.owner == key and checks.good(entry, live.seeded):
         return ()
     moves: list[Move] = []
     if live.built:
         # Built while files were being exchanged, by somebody who could not know.
-        step("mark")
-        _write_marker(entry, entry.live, UNOWNED)
-        moves.append(_move(entry, entry.live, free_slot(entry, UNOWNED), step))
-    if inspect(entry.slot(key), entry) == Build(True, key):
-        _clear(entry.live, step)
+        moves.append(_disown(entry, step))
+    if stored(entry, key):
+        wanted = inspect(entry.slot(key), entry).inputs
+        _clear(entry, step)
         moves.append(_move(entry, entry.slot(key), entry.live, step))
-    else:
+        if wanted == checks.identity(entry, entry.live) and checks.good(entry, False):
+            return tuple(moves)
+        moves.append(_disown(entry, step))
+    if seed is None or not _seeded(entry, key, seed, checks, step):
         step("reserve")
         _reserve(entry, key)
     return tuple(moves)
+
+
+def _disown(entry: Entry, step: Step) -> Move:
+    step("mark")
+    _write_marker(entry, entry.live, UNOWNED)
+    return _move(entry, entry.live, free_slot(entry, UNOWNED), step)
+
+
+def _seeded(entry: Entry, key: str, seed: str, checks: Checks, step: Step) -> bool:
+    """Make a copy of the build of `seed` live, for a compiler to renew; False when there is none.
+
+    A disk without room for it is no reason to fail: the module is compiled as a whole then.
+    """
+    source = entry.slot(seed)
+    same = inspect(source, entry).inputs == checks.identity(entry, source)
+    if not (stored(entry, seed) and same):
+        return False
+    step("seed")
+    try:
+        with _copied(source, source.parent) as copy:
+            _write_marker(entry, copy, key, seeded=True)
+            _clear(entry, step)
+            copy.rename(entry.live)
+            _sync(entry.live.parent)
+    except (OSError, shutil.Error, HostError):
+        return False
+    if checks.good(entry, True):
+        return True
+    shutil.rmtree(entry.live, ignore_errors=True)  # our own copy
+    return False
 
 
 def _move(entry: Entry, source: Path, destination: Path, step: Step) -> Move:
@@ -158,15 +227,22 @@ def _copy_over(source: Path, destination: Path, step: Step) -> None:
     it is complete, and then the source goes, marker first: half a source is no build of any key.
     """
     step("copy")
-    with tempfile.TemporaryDirectory(prefix=".copy-", dir=destination.parent) as scratch:
-        copy = Path(scratch) / destination.name
-        shutil.copytree(source, copy, symlinks=True, copy_function=shutil.copy2)
-        _keep_owners(source, copy)
-        os.sync()
+    with _copied(source, destination.parent) as copy:
         copy.rename(destination)
     step("copied")
     (source / MARKER).unlink(missing_ok=True)
     shutil.rmtree(source)
+
+
+@contextlib.contextmanager
+def _copied(source: Path, parent: Path) -> Iterator[Path]:
+    """Yield a durable copy of a build beside its place; what was not renamed away is removed."""
+    with tempfile.TemporaryDirectory(prefix=COPY, dir=parent) as scratch:
+        copy = Path(scratch) / source.name
+        shutil.copytree(source, copy, symlinks=True, copy_function=shutil.copy2)
+        _keep_owners(source, copy)
+        os.sync()
+        yield copy
 
 
 def _keep_owners(source: Path, copy: Path) -> None:
@@ -184,11 +260,13 @@ def _reserve(entry: Entry, key: str) -> None:
     _sync(entry.live.parent)
 
 
-def _clear(directory: Path, step: Step) -> None:
-    """Remove a directory that holds our marker at most."""
+def _clear(entry: Entry, step: Step) -> None:
+    """Remove a live directory that holds our marker at most."""
     step("clear")
+    directory = entry.live
+    names = {*OURS, TVM_LOCK} if entry.kind is Kind.SGLANG else OURS
     try:
-        for name in OURS:
+        for name in names:
             (directory / name).unlink(missing_ok=True)
         directory.rmdir()
     except FileNotFoundError:
@@ -197,12 +275,15 @@ def _clear(directory: Path, step: Step) -> None:
         raise refused("clear", directory, error) from error
 
 
-def _write_marker(entry: Entry, directory: Path, key: str) -> None:
+def _write_marker(
+    entry: Entry, directory: Path, key: str, *, seeded: bool = False, inputs: str = ""
+) -> None:
     mtimes = {}
     for path in entry.paths:
         with contextlib.suppress(OSError):
-            mtimes[path] = (entry.root / path).stat().st_mtime_ns
-    content = {"key": key, "module": entry.module, "mtimes_ns": mtimes}
+            mtimes[path] = entry.file(path).stat().st_mtime_ns
+    content: dict[str, object] = {"key": key, "module": entry.module, "mtimes_ns": mtimes}
+    content |= {"seeded": seeded, "inputs": inputs}
     temporary = directory / f"{MARKER}.new"
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -246,21 +327,21 @@ def _give_to_owner(entry: Entry, what: Path | int) -> None:
 
 
 def _check_names(entry: Entry, key: str) -> None:
-    for name in (key, entry.version, entry.arch, entry.module):
+    for name in (key, *entry.names):
         if not plain_name(name) or key == UNOWNED:
             raise UsageError(f"{name!r} is not usable as a name of a cache directory")
 
 
 @contextlib.contextmanager
-def _locked(entry: Entry, timeout: float) -> Iterator[None]:
-    """Hold FlashInfer's own lock of the module (a `flock`, as the filelock library takes it)."""
-    path = entry.cached_ops / "tmp" / f"{entry.module}.lock"
+def locked(entry: Entry, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+    """Hold the builder's own lock of the module (a `flock`, as the filelock library takes it)."""
+    path = entry.lock
     _make_directories(entry, path.parent)
     deadline = time.monotonic() + timeout
     while (descriptor := _try_lock(entry, path)) is None:
         if time.monotonic() >= deadline:
             raise BusyError(
-                f"{path} is held by another process: FlashInfer is compiling {entry.module}",
+                f"{path} is held by another process: it is compiling {entry.module}",
                 hint="wait until the compile is done, or stop the server, then repeat",
                 details={"lock": str(path)},
             )

@@ -1,57 +1,101 @@
-"""Let FlashInfer's builds follow a transaction: put away before the files change, back after.
+"""Let builds and measured tactics follow a transaction: away before the files change, then back.
 
-Renames below FlashInfer workspaces only (see `shelf`). The scan is repeated at every swap, since a
-server that ran in between may have built modules that did not exist before.
+Renames below caches only (see `shelf`). The scan is repeated at every swap, since a server that ran
+in between may have built modules that did not exist before.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from sm120patch.caches import flashinfer, shelf
-from sm120patch.caches.builds import Entry, build_key, kept_mtimes
+from sm120patch.caches import flashinfer, freshness, renewal, sglang, shelf
+from sm120patch.caches.builds import (
+    Entry,
+    Kind,
+    Move,
+    build_key,
+    kept_mtimes,
+    pending_moves,
+    stored,
+)
 from sm120patch.environment import Environment
 from sm120patch.errors import BusyError
 from sm120patch.journal import CacheScope, Side
 from sm120patch.plan import FileStep
 
 TARGET = "flashinfer-python"
+PLACES = ("TVM_FFI_CACHE_DIR", "SGLANG_CACHE_DIR")
+"""Variables of a server that move a cache away from its home."""
 Contents = Callable[[str], bytes | None]
 """Bytes by sha256."""
+Files = Mapping[tuple[str, str], str]
+"""(target, path) -> sha256."""
 
 
 def scope_for(
     environment: Environment,
-    a: Mapping[tuple[str, str], str],
-    b: Mapping[tuple[str, str], str],
-    pristine: Mapping[tuple[str, str], str],
+    a: Files,
+    b: Files,
+    pristine: Files,
     homes: Iterable[Path],
+    environ: Mapping[str, str],
+    tactics: Iterable[str] = (),
 ) -> CacheScope | None:
-    """Describe which builds follow a swap between the patched files `a` and `b`.
+    """Describe which caches follow a swap between the patched files `a` and `b`.
 
-    `a` and `b` map (target, path) of every patched file to its sha256, `pristine` to that of
-    upstream's content; `homes` are the homes and workspace bases of whoever serves. None when
-    FlashInfer is not touched.
+    `pristine` has upstream's content of each; `homes` are the homes and workspace bases of whoever
+    serves, `environ` what is known of the server's environment; `tactics` are the changed files
+    that decide between which tactics FlashInfer's autotuner chooses. None when nothing changes.
     """
-    installation = environment.installations.get(TARGET)
-    sides = [{p: s for (t, p), s in side.items() if t == TARGET} for side in (a, b, pristine)]
-    if installation is None or sides[0] == sides[1]:
+    if a == b:
         return None
+    roots = {name: str(i.root) for name, i in environment.installations.items()}
+    found = environment.installations.get(TARGET)
+    version = flashinfer.cache_version(found.root, found.version) if found else ""
     return CacheScope(
         homes=tuple(sorted({str(home) for home in homes})),
-        root=str(installation.root),
-        version=flashinfer.cache_version(installation.root, installation.version),
-        pristine=sides[2],
-        a_patched=sides[0],
-        b_patched=sides[1],
+        root=roots.get(TARGET, ""),
+        version=version,
+        pristine={path: sha256 for (_, path), sha256 in pristine.items()},
+        a_patched={path: sha256 for (_, path), sha256 in a.items()},
+        b_patched={path: sha256 for (_, path), sha256 in b.items()},
+        sglang_root=roots.get("sglang", ""),
+        tactics=tuple(sorted(set(tactics))),
+        places={name: environ[name] for name in PLACES if environ.get(name)},
+        ninjas=freshness.ninjas(environment.prefix, environ),
     )
 
 
-def _scan(scope: CacheScope, contents: Contents) -> flashinfer.Affected:
+@dataclass(frozen=True)
+class Found:
+    """Everything that depends on a changed file, and places that could not be looked at."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...]
+
+
+def scan(scope: CacheScope, contents: Contents) -> Found:
+    """Look for builds and tactics that depend on the files of `scope`; nothing is touched."""
+    homes = [Path(home) for home in scope.homes]
+    changed = sorted({*scope.a_patched, *scope.b_patched})
+    found = _flashinfer(scope, [p for p in changed if p.startswith("flashinfer/")], contents)
+    problems = list(found.problems)
+    roots = {"flashinfer": Path(scope.root)} if scope.root else {}
+    roots |= {"sglang": Path(scope.sglang_root)} if scope.sglang_root else {}
+    own = sglang.jit_builds(sglang.jit_directories(homes, scope.places), roots, changed, problems)
+    tuned = sglang.autotune_directories(homes, scope.places)
+    tactics = sglang.tactics(tuned, roots, scope.tactics, scope.version)
+    return Found((*found.entries, *own, *tactics), tuple(problems))
+
+
+def _flashinfer(scope: CacheScope, paths: list[str], contents: Contents) -> flashinfer.Affected:
+    if not scope.root or not paths:
+        return flashinfer.Affected((), ())
     changed = []
-    for path in sorted({*scope.a_patched, *scope.b_patched}):
+    for path in paths:
         sides = (scope.pristine, scope.a_patched, scope.b_patched)
         versions = [contents(side[path]) for side in sides if path in side]
         whole = tuple(v for v in versions if v is not None)
@@ -61,32 +105,36 @@ def _scan(scope: CacheScope, contents: Contents) -> flashinfer.Affected:
     return flashinfer.affected(roots, Path(scope.root), scope.version, changed)
 
 
-def problems(scope: CacheScope, contents: Contents) -> tuple[str, ...]:
-    """Places of the caches that cannot be looked at: a stale build may stay there."""
-    return _scan(scope, contents).problems
-
-
-def _entries(scope: CacheScope, contents: Contents) -> tuple[Entry, ...]:
-    return _scan(scope, contents).entries
-
-
-def _key(entry: Entry, scope: CacheScope, side: Side) -> str:
+def key_of(entry: Entry, scope: CacheScope, side: Side) -> str:
+    """Key of the build that goes with a side."""
     return build_key(entry, scope.patched(side))
+
+
+def moves(entry: Entry, scope: CacheScope, at: Side, to: Side) -> tuple[Move, ...]:
+    """Renames that a swap would make now."""
+    keys = key_of(entry, scope, at), key_of(entry, scope, to)
+    return pending_moves(entry, *keys, trusted=set(keys))
 
 
 def park(scope: CacheScope, at: Side, contents: Contents, step: Callable[[str], None]) -> None:
     """Put the builds of side `at` away; call before the first file changes."""
-    for entry in _entries(scope, contents):
-        keys = {_key(entry, scope, side) for side in ("a", "b")}
+    for entry in scan(scope, contents).entries:
+        keys = {key_of(entry, scope, side) for side in ("a", "b")}
         if len(keys) == 2:
-            shelf.park(entry, _key(entry, scope, at), trusted=keys, step=step)
+            key = key_of(entry, scope, at)
+            shelf.park(entry, key, trusted=keys, checks=_checks(entry, scope), step=step)
 
 
 def place(scope: CacheScope, side: Side, contents: Contents, step: Callable[[str], None]) -> None:
     """Bring the builds of `side` back, or leave room for them; call after the last file."""
-    for entry in _entries(scope, contents):
-        if _key(entry, scope, "a") != _key(entry, scope, "b"):
-            shelf.place(entry, _key(entry, scope, side), step=step)
+    for entry in scan(scope, contents).entries:
+        key = key_of(entry, scope, side)
+        other = key_of(entry, scope, "b" if side == "a" else "a")
+        if key != other:
+            # Only headers changed: what does not include them need not be compiled again.
+            seed = other if entry.kind is Kind.FLASHINFER and _headers(entry, scope) else None
+            checks = _checks(entry, scope)
+            shelf.place(entry, key, seed=seed, checks=checks, step=step)
 
 
 def unpark(scope: CacheScope, at: Side, contents: Contents, step: Callable[[str], None]) -> None:
@@ -94,10 +142,10 @@ def unpark(scope: CacheScope, at: Side, contents: Contents, step: Callable[[str]
 
     A module whose lock is held was never parked: FlashInfer is compiling it.
     """
-    for entry in _entries(scope, contents):
-        key = _key(entry, scope, at)
+    for entry in scan(scope, contents).entries:
+        key = key_of(entry, scope, at)
         with contextlib.suppress(BusyError):
-            shelf.swap(entry, key, key, step=step)
+            shelf.swap(entry, key, key, checks=_checks(entry, scope), step=step)
 
 
 def kept_times(scope: CacheScope, side: Side, contents: Contents) -> dict[str, int]:
@@ -106,10 +154,44 @@ def kept_times(scope: CacheScope, side: Side, contents: Contents) -> dict[str, i
     The earliest where several builds disagree: ninja rebuilds for a newer file only.
     """
     times: dict[str, int] = {}
-    for entry in _entries(scope, contents):
-        for path, mtime in kept_mtimes(entry, _key(entry, scope, side)).items():
+    for entry in scan(scope, contents).entries:
+        if not stored(entry, key_of(entry, scope, side)):
+            continue
+        for path, mtime in kept_mtimes(entry, key_of(entry, scope, side)).items():
             times[path] = min(mtime, times.get(path, mtime))
     return times
+
+
+def _changed(entry: Entry, scope: CacheScope) -> list[str]:
+    """Files of the entry that differ between the sides."""
+    a, b = scope.patched("a"), scope.patched("b")
+    return [path for path in entry.paths if a.get(path) != b.get(path)]
+
+
+def _headers(entry: Entry, scope: CacheScope) -> bool:
+    changed = _changed(entry, scope)
+    return bool(changed) and not any(path.endswith((".py", ".jinja")) for path in changed)
+
+
+def _checks(entry: Entry, scope: CacheScope) -> shelf.Checks:
+    """A build may stay live when a ninja finds nothing to do, or in a copy just what changed."""
+    if entry.kind is Kind.AUTOTUNE:
+        return shelf.NO_CHECKS
+
+    def good(entry: Entry, seeded: bool) -> bool:
+        if not seeded:
+            return freshness.fresh(entry.live, scope.ninjas)
+        headers = [entry.file(path) for path in _changed(entry, scope)]
+        wanted = renewal.renewed(entry.live, headers)
+        if wanted is None:
+            return False
+        found = (freshness.work_to_do(entry.live, ninja) for ninja in scope.ninjas)
+        return any(work is not None and set(work) == wanted for work in found)
+
+    def identity(entry: Entry, directory: Path) -> str:
+        return freshness.identity(directory, {str(entry.file(path)) for path in entry.paths})
+
+    return shelf.Checks(good, identity)
 
 
 def traps(

@@ -24,6 +24,7 @@ COMMANDS = {
     "releases": ("matrix",),
     "authoring": ("lint", "new", "tune"),
     "reporting": ("report",),
+    "caching": ("caches",),
 }
 """Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
 

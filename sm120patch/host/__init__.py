@@ -8,6 +8,7 @@ from sm120patch.host.processes import (
     LiveProcess,
     ServerProcess,
     listening_pid,
+    mapping_libraries,
     processes_using,
     running_sglang_servers,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "describe",
     "listening_pid",
     "machine_identity",
+    "mapping_libraries",
     "probe",
     "processes_using",
     "redact_arguments",

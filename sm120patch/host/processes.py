@@ -98,6 +98,25 @@ def processes_using(
     return (*found, *outside)
 
 
+def mapping_libraries(cache_dirs: Iterable[Path]) -> tuple[tuple[LiveProcess, str], ...]:
+    """Name every process that maps a library below one of the directories, with that file.
+
+    The kernel follows a rename, so a build that was put away since is named where it is now;
+    `(deleted)` stands behind one that is gone.
+    """
+    import psutil
+
+    places = {f"{os.path.realpath(path)}/" for path in cache_dirs}
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        for path in sorted(_mapped_files(process.pid)):
+            if path.startswith(tuple(places)) and ".so" in Path(path).name:
+                command = redact_arguments(tuple(process.info["cmdline"] or ()))
+                since = process.info["create_time"] or 0.0
+                found.append((LiveProcess(process.pid, since, command, f"maps {path}"), path))
+    return tuple(found)
+
+
 def listening_pid(port: int) -> Listener | None:
     """Return who listens on a TCP port of this host, None when nobody does."""
     import psutil

@@ -47,6 +47,7 @@ def _change(table: Table, set_id: str, read_payload: ReadPayload) -> Change:
         optional=table.flag("optional", default=False),
         variants=tuple(_variant(t, target, set_id, read_payload) for t in variants),
         windows=tuple(_window(t) for t in windows),
+        tactics=table.flag("tactics", default=False),
     )
     if not variants:
         table.fault("variant", "a change needs one at least")

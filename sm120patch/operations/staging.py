@@ -78,11 +78,14 @@ def settings_for(
     start: Side,
     history: History,
     homes: Iterable[Path] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> transaction.Settings:
     """Fill in what the transaction needs from the environment.
 
-    `homes` are homes and workspace bases of the serving user, besides those known already.
+    `homes` are homes and workspace bases of the serving user, besides those known already;
+    `environ` are variables that the server gets besides ours.
     """
+    variables = {**os.environ, **(environ or {})}
     pristine = {k: f.pristine_sha256 for k, f in history.files.items()}
     pristine |= {(s.target, s.path): s.pristine_sha256 for s in plan.files}
     # A file that a set adds is no input of any build.
@@ -91,8 +94,9 @@ def settings_for(
     after = {k: digest for k, digest in plan.settled.items() if k in pristine}
     a, b = (before, after) if start == "a" else (after, before)
     places = {*homes, *known_homes(site)}
-    scope = switch.scope_for(site.environment, a, b, pristine, places)
-    tree = site.environment.pycache_prefix
+    scope = switch.scope_for(
+        site.environment, a, b, pristine, places, variables, _tactics(site, history, plan)
+    )
     other: Side = "b" if start == "a" else "a"
     return transaction.Settings(
         command=command,
@@ -101,10 +105,30 @@ def settings_for(
         python=str(site.environment.python),
         restore=restore,
         start=start,
-        pycache_prefix=str(tree) if tree else None,
+        pycache_prefix=_bytecode_trees(site, environ or {}),
         caches=scope,
         mtimes=switch.kept_times(scope, other, site.store.get) if scope else {},
     )
+
+
+def _bytecode_trees(site: Site, environ: Mapping[str, str]) -> str | None:
+    """Trees of PYTHONPYCACHEPREFIX, ours and the server's, separated as in PATH."""
+    named = environ.get("PYTHONPYCACHEPREFIX")
+    found = [str(site.environment.pycache_prefix or ""), named or ""]
+    return os.pathsep.join(dict.fromkeys(tree for tree in found if tree)) or None
+
+
+def _tactics(site: Site, history: History, plan: Plan) -> list[str]:
+    """Files, changed before or after, by which a set changes what the autotuner chooses from."""
+    labels = {(f.path, label) for f in history.files.values() for label in f.changes}
+    labels |= {(path, label) for (_, path), names in plan.shaped_by.items() for label in names}
+    known = {n: set(site.catalogue.get(n).tactics) for n in site.catalogue.ids}
+    found = []
+    for path, label in labels:
+        name, _, change = label.partition("/")
+        if change in known.get(name, ()):
+            found.append(path)
+    return found
 
 
 def known_homes(site: Site) -> set[Path]:

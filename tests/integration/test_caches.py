@@ -65,12 +65,12 @@ def test_the_tree_of_the_pycache_prefix_is_cleaned_too(tmp_path: Path) -> None:
     command = [sys.executable, "-X", f"pycache_prefix={tree}", "-c", code, source]
     subprocess.run(command, check=True)
     (cached,) = tree.rglob("*.pyc")
-    assert bytecode.purge(tmp_path, "pkg/gate.py", tree) == [cached]
+    assert bytecode.purge(tmp_path, "pkg/gate.py", [tree]) == [cached]
     assert not cached.exists()
 
 
 def test_absent_bytecode_and_other_files_are_fine(tmp_path: Path) -> None:
-    assert bytecode.purge(tmp_path, "none/at/all.py", tmp_path / "tree") == []
+    assert bytecode.purge(tmp_path, "none/at/all.py", [tmp_path / "tree"]) == []
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "kernel.x.pyc").write_bytes(b"")
     assert bytecode.purge(tmp_path, "kernel.cuh") == []
@@ -184,6 +184,7 @@ def test_sources_and_include_directories_are_read_from_a_build_file(
     assert found == BuildFile(
         {str(library.parent / "binding.o"): str(data / "csrc" / "binding.cpp")},
         (str(data / "include"), str(data / "csrc")),
+        (str(library),),
     )
     (library.parent / "build.ninja").write_bytes(b"\xff\xfe\0")
     assert read_build_file(library.parent / "build.ninja") is None
