@@ -139,7 +139,7 @@ def _touched(entry: Entry, scope: CacheScope) -> Touched:
     at, to = switch.key_of(entry, scope, "a"), switch.key_of(entry, scope, "b")
     live = inspect(entry.live, entry)
     owner = (live.owner or at) if live.built else ""
-    name = {"": "nothing", PRISTINE: "upstream", at: "patched", to: "patched"}
+    name = {at: "patched", to: "patched", PRISTINE: "upstream", "": "nothing"}
     then = "comes back" if stored(entry, to) else "is built again"
     return Touched(
         entry,

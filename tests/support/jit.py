@@ -118,10 +118,16 @@ def install_sources(root: Path) -> Path:
     for path, text in SOURCES.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
+    install_stub(root)
+    return root
+
+
+def install_stub(root: Path) -> Path:
+    """Lay down the stand-in for both compilers."""
     stub = root / "stub.py"
     stub.write_text(f"#!{sys.executable}\n{_STUB}")
     stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
-    return root
+    return stub
 
 
 def build(workspace: Path, root: Path, module: str, arch: str = "120a") -> tuple[Path, bool]:
