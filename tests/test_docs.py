@@ -93,6 +93,7 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
         ),
         "audit": here,
         "doctor": here,
+        "caches": here,
         "revert": ("--all", "--allow-running", *here),
         "recover": here,
         "lint": ("--catalogue", catalogue, "--output", "json"),

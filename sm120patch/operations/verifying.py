@@ -159,6 +159,7 @@ def verify_case(
         start=case.start,
         history=history,
         homes=homes_of(profile),
+        environ=profile.server.env,
     )
     try:
         with transaction.begin(site.state, case.plan.files, settings) as tx:
