@@ -99,7 +99,7 @@ def _pruning(
     failed: tuple[str, ...],
     done: bool,
 ) -> str:
-    from sm120patch.render import table
+    from sm120patch.plaintext import table
 
     for reason in failed:
         output.talk(f"error: {reason}")
@@ -167,7 +167,7 @@ def _touched_dict(item: Touched) -> dict[str, object]:
 
 def survey_text(found: Survey) -> str:
     """Return a survey for people."""
-    from sm120patch.render import table
+    from sm120patch.plaintext import table
 
     lines = [f"{kind.value:12}{path}" for kind, path in found.places] or ["no cache was found"]
     lines.append(f"\n`{found.change}` would touch" if found.change else "\nnothing is patched here")
