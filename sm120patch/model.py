@@ -22,6 +22,11 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def is_rehearsal(version: str) -> bool:
+    """Tell whether an installed version is a copy made for a rehearsal, by its local part."""
+    return version.partition("+")[2].startswith("rehearsal")
+
+
 ABSENT = "absent"
 """Stands in place of a sha256 for a file that is not there: before it is added, or upstream's."""
 
@@ -259,6 +264,8 @@ class PatchSet:
     """Names of the GPUs it was measured for, as torch and NVML spell them; empty means any."""
     min_gpus: int = 1
     """GPUs that a host must have for the set to do anything; 2 for what is between GPUs."""
+    rehearsal: bool = False
+    """It can be applied to copies made for a rehearsal and to nothing else, see `is_rehearsal`."""
 
     @property
     def only_advice(self) -> bool:
@@ -336,6 +343,8 @@ class Snapshot:
 
     def unfit(self, patch_set: PatchSet) -> str | None:
         """Say why the GPUs here are not those that the set is for; None when they may be."""
+        if patch_set.rehearsal and (released := self._released(patch_set)):
+            return f"is for copies made for a rehearsal, and {released} is none"
         wanted, found = patch_set.compute_capability, self.compute_capability
         if found is not None and wanted and found not in wanted:
             return f"is for compute capability {' or '.join(wanted)}, found {found}"
@@ -343,3 +352,9 @@ class Snapshot:
         if patch_set.devices and others:
             return f"was measured for {' or '.join(patch_set.devices)}, found {others[0]}"
         return None
+
+    def _released(self, patch_set: PatchSet) -> str:
+        """Name a target of the set, any for a bundle, that is no copy made for a rehearsal."""
+        concerned = {change.target for change in patch_set.changes} or set(self.targets)
+        versions = {n: t.version for n, t in sorted(self.targets.items()) if n in concerned}
+        return next((f"{n} {v}" for n, v in versions.items() if not is_rehearsal(v)), "")

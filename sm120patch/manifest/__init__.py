@@ -126,6 +126,7 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
         advice=advice,
         devices=host.texts("devices"),
         min_gpus=host.integer("min-gpus", 1, 64, default=1),
+        rehearsal=host.flag("rehearsal", default=False),
     )
     for table in (head, host, relations, upstream, root):
         table.finish()

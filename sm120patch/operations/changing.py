@@ -58,7 +58,8 @@ def find_profile(path: Path | None, site: Site, directory: Path) -> Profile | No
     if path is None and not chosen.exists():
         return None
     environment = site.environment
-    return load_profile(chosen, python=str(environment.python), prefix=str(environment.prefix))
+    loaded = load_profile(chosen, python=str(environment.python), prefix=str(environment.prefix))
+    return verifying.weighed(site, loaded)
 
 
 def no_profile(directory: Path) -> UsageError:

@@ -212,6 +212,8 @@ def _inactive(
 def _look(
     patch_set: PatchSet, snapshot: Snapshot, past: History, capability: str | None
 ) -> tuple[State, str]:
+    if patch_set.rehearsal and (unfit := snapshot.unfit(patch_set)):
+        return State.NOT_APPLICABLE, unfit
     wanted = patch_set.compute_capability
     if capability is not None and wanted and capability not in wanted:
         return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"

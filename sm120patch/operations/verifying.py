@@ -17,7 +17,7 @@ from sm120patch.errors import ConflictError, InterruptedByUser, Sm120PatchError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
-from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
+from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_rehearsal
 from sm120patch.operations import inspecting, staging
 from sm120patch.operations.site import Site, content_of
 from sm120patch.plan import History, Plan
@@ -136,6 +136,14 @@ def homes_of(profile: Profile) -> list[Path]:
     return [Path(text) for text in named if text]
 
 
+def weighed(site: Site, profile: Profile) -> Profile:
+    """Profile whose evidence is worth what the environment is: copies are no real packages."""
+    copies = any(is_rehearsal(version) for version in site.versions.values())
+    if not copies or profile.server.kind is not EvidenceKind.REAL:
+        return profile
+    return replace(profile, server=replace(profile.server, kind=EvidenceKind.REHEARSAL))
+
+
 def verify_case(
     site: Site,
     case: Case,
@@ -150,6 +158,7 @@ def verify_case(
     Raises InterruptedByUser after ^C and HostError when the baseline does not run; the
     environment then holds what it held before.
     """
+    profile = weighed(site, profile)
     history = case.without if case.start == "a" else case.having
     settings = staging.settings_for(
         site,

@@ -1,0 +1,122 @@
+"""The schedule of one lease: what runs beside what, and what is most wanted.
+
+Runs in the environment of sm120patch; `go.py start` begins it. Ends by itself, whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import fusion
+import kernels
+import path as whole
+from go import PARTS
+from host import Host, compile_shared, describe, make_model, set_up
+from machine import Background, Run, Sampler, attempt, require_no_multicast
+
+
+def carry_out(run: Run, pack: Path, python: str, parts: list[str]) -> None:
+    """All parts in their order; a failed one is noted and the rest goes on."""
+    if (run.root / "done").exists():
+        (run.root / "done").unlink()
+    host = set_up(run, pack, python)
+    guard = None if run.dry else require_no_multicast(run, python)  # raises: then nothing is run
+    sampler = None if run.dry else Sampler(run.results / "gpu.csv")
+    try:
+        describe(host, guard)
+        first(host, parts)
+        second(host, parts)
+    finally:
+        if sampler is not None:
+            sampler.stop()
+        run.note("end", left=round(run.left, 1))
+        (run.root / "done").touch()
+
+
+def first(host: Host, parts: list[str]) -> None:
+    """Everything that measures nothing, side by side; then what one GPU each can measure."""
+    run = host.run
+    model = Background(run, "model", lambda: make_model(host))
+    attempt(run, "compile", lambda: compile_shared(host))
+    if "setup" in parts:
+        for name, part in (("fusion", fusion), ("path", whole), ("kernels", kernels)):
+            attempt(run, f"prepare-{name}", lambda part=part: part.prepare(host))
+    beside: list[Background] = []
+
+    def start(name: str, action: Callable[[], object]) -> None:
+        if name in parts:
+            beside.append(Background(run, name, action))
+
+    if "module" in parts:
+        attempt(run, "stage", lambda: fusion.stage(host, "fusion-stage"))
+    start("module", lambda: fusion.build_module(host, "module-build", 500))
+    model.join(160)
+    start("control", lambda: fusion.control_server(host, 31001, 200))
+    start("kernels", lambda: kernels.swap(host, "1"))
+    start("real", lambda: whole.on_real_packages(host))
+    if "warm" in parts:
+        warming = [
+            Background(run, "warm-2", lambda: fusion.warm(
+                host, "fusion", tp=2, gpus="0,1", port=31002, limit=260)),
+            Background(run, "warm-1", lambda: fusion.warm(
+                host, "slow", tp=1, gpus="1", port=31003, limit=260)),
+        ]  # fmt: skip
+        for one in warming:
+            one.join(min(300, run.left))
+    for one in beside[1:] if "module" in parts else beside:
+        one.join(min(240, run.left))
+    measuring = []
+    if "slow" in parts:
+        measuring.append(Background(run, "slow", lambda: whole.sleepy(host, "0", 30010, 420)))
+    if "bench" in parts:
+        measuring.append(
+            Background(run, "bench", lambda: whole.bench_serving(host, "1", 30020, 400))
+        )
+    for one in [*measuring, *beside]:
+        one.join(min(520, run.left))
+
+
+def second(host: Host, parts: list[str]) -> None:
+    """What needs both GPUs for itself, the most wanted first."""
+    run = host.run
+    later: list[tuple[str, Callable[[], object]]] = [
+        ("fusion", lambda: fusion.verify(host, min(560, run.left - 60), 2)),
+        ("fusion", lambda: fusion.look(host, "fusion", "fusion")),
+        ("fusion", lambda: host.patcher("fusion-report", "fusion", "report", limit=60)),
+        ("return", lambda: fusion.revert_and_return(host)),
+        ("trap", lambda: fusion.trap(host, min(260, run.left - 30))),
+        ("null", lambda: fusion.null(host, min(480, run.left - 30), 2)),
+        ("tune", lambda: whole.tune(host, min(90, run.left - 10))),
+    ]
+    for name, action in later:
+        if name in parts:
+            attempt(run, name, action)
+
+
+def main() -> int:
+    """Run the parts that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, required=True)
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--dry", action="store_true")
+    options = parser.parse_args()
+    os.umask(0o022)
+    run = Run(options.root, options.seconds, options.dry)
+    try:
+        carry_out(run, options.pack, options.python, options.parts)
+    finally:
+        (options.root / "done").touch()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
