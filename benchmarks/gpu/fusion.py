@@ -31,7 +31,7 @@ LOADS = {
     "c64": {"input_len": 256, "output_len": 128, "concurrency": 64, "prompts": 256, "warmup": 64},
 }
 TINY = {"tiny": {"input_len": 64, "output_len": 16, "concurrency": 8, "prompts": 16, "warmup": 8}}
-_COMMENT = "        # Get forward batch from schedule batch\n"
+_COMMENT = "# Get forward batch from schedule batch"
 _JIT = """
 import json, sys, time, hashlib
 began = time.time()
@@ -58,9 +58,9 @@ def prepare(host: Host) -> None:
     """The patched-to-be environment, its control, and the sets."""
     for name in ("fusion", "control"):
         rehearsal.gate(make_environment(host, name))
-    rehearsal.write_catalogue(host.catalogue)
+    rehearsal.write_catalogue(host.catalogue("fusion"))
     rehearsal.write_edit(
-        host.catalogue, "null", "Change a comment", host.site("fusion"), WORKER,
+        host.catalogue("fusion"), "null", "Change a comment", host.site("fusion"), WORKER,
         lambda text: text.replace(_COMMENT, _COMMENT.replace("forward", "the forward"), 1),
         conditions=f"present = {{ {json.dumps(_COMMENT.replace('forward', 'the forward'))} = 1 }}",
     )  # fmt: skip

@@ -32,7 +32,8 @@ _GPU_FACTS = (
     "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "power.draw",
     "temperature.gpu", "pstate",
 )  # fmt: skip
-_KEPT = ("outcome", "sets", "state", "states", "findings", "versions", "event", "launch")
+_IDLE = ("not-applicable", "upstream", "absent")
+_KEPT = ("outcome", "findings", "versions", "event", "launch")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class Host:
     """SGLang and FlashInfer as published."""
     tool: Path
     """Environment of sm120patch."""
-    catalogue: Path
     model: Path
 
     @property
@@ -65,6 +65,10 @@ class Host:
         (found,) = self.prefix(name).glob("lib/python3*/site-packages")
         return found
 
+    def catalogue(self, name: str) -> Path:
+        """Rehearsal sets for that environment."""
+        return self.run.root / f"catalogue-{name}"
+
     def exe(self, name: str) -> str:
         """Its interpreter."""
         return str(self.prefix(name) / "bin" / "python")
@@ -72,7 +76,13 @@ class Host:
     # --- sm120patch ----------------------------------------------------------------------------
 
     def patcher(
-        self, step: str, env: str, *words: str, limit: float, home: Path | None = None
+        self,
+        step: str,
+        env: str,
+        *words: str,
+        limit: float,
+        home: Path | None = None,
+        also: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         """Run sm120patch on an environment; note and return what it answered.
 
@@ -84,7 +94,8 @@ class Host:
         argv = [str(self.tool / "bin" / "sm120patch"), *words, "--env", str(self.prefix(env)),
                 "--output", "json"]  # fmt: skip
         if words[0] not in ("tune", "report", "doctor", "caches", "bench"):
-            argv += ["--extra-catalogue", str(self.catalogue)]
+            for name in dict.fromkeys((env, *also)):
+                argv += ["--extra-catalogue", str(self.catalogue(name))]
         if self.dry and words[0] in ("plan", "apply", "verify", "status"):
             argv += ["--gpu", "9.0"]
         variables = {"HOME": str(home or self.home)}
@@ -96,7 +107,7 @@ class Host:
         except ValueError:
             answer = {}
         result = answer.get("result") or {}
-        brief = {k: result[k] for k in _KEPT if k in result} if isinstance(result, dict) else {}
+        brief = _brief(result) if isinstance(result, dict) else {}
         verification = result.get("verification") if isinstance(result, dict) else None
         if isinstance(verification, dict):
             brief["verdict"] = verification.get("verdict")
@@ -118,7 +129,7 @@ class Host:
     def server(self, tp: int, *, memory: float = 0.4) -> list[str]:
         """Command of a server, with the placeholders of a profile."""
         if self.dry:
-            scenario = "2-gpus-on-one-root-complex"
+            scenario = "root-complex-2gpu"
             return ["{tool_python}", "-m", "sm120patch.simhost", "--prefix", "{prefix}",
                     "--scenario", scenario, "--port", "{port}"]  # fmt: skip
         words = ["{python}", "-m", "sglang.launch_server", "--model-path", str(self.model)]
@@ -168,6 +179,15 @@ class Host:
         return path
 
 
+def _brief(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What is noted of an answer: sets by their label, those that have to do with this run."""
+    found = {key: result[key] for key in _KEPT if key in result}
+    sets = [s for s in result.get("sets") or [] if isinstance(s, dict) and "label" in s]
+    found["sets"] = {s["id"]: s["label"] for s in sets if s["label"] not in _IDLE}
+    found["others"] = {label: sum(s["label"] == label for s in sets) for label in _IDLE}
+    return found
+
+
 # --- setting it up -----------------------------------------------------------------------------
 
 
@@ -188,7 +208,6 @@ def set_up(run: Run, pack: Path, python: str) -> Host:
         shared=(run.root / "rest", Path(torch_site)),
         targets=run.root / "targets",
         tool=run.root / "tool",
-        catalogue=run.root / "catalogue",
         model=run.root / "model",
     )
     return host

@@ -44,19 +44,24 @@ def planted(text: str) -> str:
 def prepare(host: Host) -> None:
     """The real environment, two sleepy copies, and the sets for them."""
     make_environment(host, "real")
+    (host.catalogue("real") / "manifests").mkdir(parents=True)
     for name in ("slow", "bench"):
         site = make_environment(host, name)
         rehearsal.label(site)
         rehearsal.plant(site, WORKER, planted)
-    published = host.site("slow")
+        write_sets(host.catalogue(name), site)
+
+
+def write_sets(root: Path, published: Path) -> None:
+    """One set that takes most of the sleep away, one that adds as much again."""
     rehearsal.write_edit(
-        host.catalogue, "awake", "Sleep less", published, WORKER,
+        root, "awake", "Sleep less", published, WORKER,
         lambda text: text.replace(PLANTED, AWAKE + SAYS_SO),
         conditions=f"absent = [{json.dumps(PLANTED.strip())}]", goal="speed",
         log="REHEARSAL: forward pass with less sleep",
     )  # fmt: skip
     rehearsal.write_edit(
-        host.catalogue, "drowsy", "Sleep more", published, WORKER,
+        root, "drowsy", "Sleep more", published, WORKER,
         lambda text: text.replace(PLACE, PLACE + DROWSY),
         conditions=f"present = {{ {json.dumps(DROWSY.strip())} = 1 }}",
     )  # fmt: skip
@@ -69,10 +74,9 @@ def on_real_packages(host: Host) -> None:
     for name in ANSWERS:
         host.patcher(f"real-plan-{name}", "real", "plan", name, limit=40)
     host.patcher("real-apply", "real", "apply", "allreduce-fusion", "--no-verify", limit=40)
-    host.patcher("real-rehearsal", "real", "apply", "rehearsal-allreduce-fusion", "--no-verify",
-                 limit=40)  # fmt: skip
-    host.patcher("real-rehearsal-forced", "real", "apply", "rehearsal-awake", "--no-verify",
-                 limit=40)  # fmt: skip
+    for name in ("rehearsal-allreduce-fusion", "rehearsal-awake"):
+        host.patcher(f"real-{name}", "real", "apply", name, "--no-verify", limit=40,
+                     also=("fusion", "slow"))  # fmt: skip
     host.patcher("real-audit", "real", "audit", limit=90)
 
 
