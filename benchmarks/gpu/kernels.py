@@ -61,7 +61,7 @@ def prepare(host: Host) -> None:
     site = make_environment(host, "kernels")
     rehearsal.label(site)
     rehearsal.write_edit(
-        host.catalogue("kernels"), "doubled", "Double the gated activations", site, rehearsal.ACTIVATION,
+        host.catalogue("kernels"), "doubled", "Double the activations", site, rehearsal.ACTIVATION,
         lambda text: text.replace(_PRODUCT, _DOUBLED, 1),
         conditions=f"present = {{ {json.dumps(_DOUBLED.strip())} = 1 }}",
     )  # fmt: skip

@@ -226,7 +226,7 @@ def _write_set(root: Path, real: PatchSet) -> None:
             "type": "unofficial",
         }),
         "[host]",
-        *_table({"compute-capability": ["9.0"], "rehearsal": True}),
+        *_table({"compute-capability": ["9.0"], "min-gpus": real.min_gpus, "rehearsal": True}),
         "[relations]",
         *_table({"depends": [PREFIX + d for d in real.depends]}),
         "[upstream]",
