@@ -78,6 +78,14 @@ def recognise(target: str, path: str, sha256: str) -> Known | None:
     return Known(target, path, versions, ())
 
 
+def published(target: str, path: str, version: str) -> bool:
+    """Tell whether the index knows what that version shipped as that file."""
+    return any(
+        (entry["t"], entry["p"]) == (target, path) and version in entry.get("v", ())
+        for _digest, entry in entries()
+    )
+
+
 def edit(variant: Variant, data: bytes) -> Changed | Unchanged | None:
     """Return what the variant makes of `data` without running it; None when that is not known."""
     entry = _entry(sha256_hex(data))

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from sm120patch.catalogue import Catalogue
 from sm120patch.disk import remove_file, write_file
 from sm120patch.errors import RecoveryNeededError
+from sm120patch.plan import History
 
 Side = Literal["a", "b"]
 SCHEMA = 1
@@ -149,3 +151,14 @@ def _check(journal: Journal) -> None:
 def remove_journal(path: Path) -> None:
     """Close the journal durably: from here on nothing is under way."""
     remove_file(path)
+
+
+def busy_sets(catalogue: Catalogue, past: History, journal: Journal | None) -> set[str]:
+    """Sets whose files a journal exchanges, those stacked on the same files included."""
+    if journal is None:
+        return set()
+    keys = {(f.target, f.path) for f in journal.files}
+    labels = [c for key, f in past.files.items() if key in keys for c in f.changes]
+    busy = {*journal.sets, *(label.split("/", 1)[0] for label in labels)}
+    known = [n for n in past.active if n in catalogue.ids]
+    return busy | {n for n in known if busy & set(catalogue.closure([n]))}

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sm120patch.catalogue import Catalogue
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, EvidenceKind, State
-from sm120patch.plan import History, OwnedFile, content_digest
+from sm120patch.plan import ActiveSet, History, OwnedFile, content_digest
 
 FileKey = tuple[str, str]
 UNDECIDED = ("inconclusive", "unconfirmed")
@@ -176,3 +177,14 @@ def active_status(
     return SetStatus(
         set_id, state, reason, record.role.value, record.revision, record.selected, evidence
     )
+
+
+def changed_payload(catalogue: Catalogue, record: ActiveSet) -> str:
+    """Say that a set is no longer what was applied; empty when it is, or is not known here."""
+    known = catalogue.sets.get(record.id)
+    if known is None or known.digest == record.digest:
+        return ""
+    revision = f"revision {record.revision} -> {known.revision}"
+    if known.revision == record.revision:
+        revision = f"still revision {known.revision}"
+    return f"its payloads changed in the catalogue since it was applied ({revision})"

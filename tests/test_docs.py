@@ -115,3 +115,12 @@ def test_errors_have_the_documented_form(tmp_path: Path) -> None:
     done = run("apply", "nope", "--env", tmp_path / "env", "--output", "json")
     assert done.code == 2 and done.json["result"] is None
     assert set(done.error) == {"code", "message", "hint", "details"}
+
+
+def test_every_kind_of_finding_is_documented_and_can_be_chosen() -> None:
+    from sm120patch.audit.findings import Kind
+    from sm120patch.cli.auditing import KINDS
+
+    text = (ROOT / "docs" / "audit.md").read_text()
+    kinds = [kind.value for kind in Kind]
+    assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == kinds == list(KINDS)

@@ -1,4 +1,4 @@
-"""Commands that only look: list, show, plan, status, history, audit."""
+"""Commands that only look: list, show, plan, status, history."""
 
 from __future__ import annotations
 
@@ -195,32 +195,4 @@ def history(
     return ExitCode.OK
 
 
-@click.command()
-@environment_options
-@pass_output
-def audit(output: Output, env: str | None, python: str | None, catalogue: Places) -> int:
-    """Compare every installed file with upstream's and the ledger's; exit 1 on findings."""
-    from sm120patch.operations.auditing import audit_environment, finding_dict
-    from sm120patch.operations.site import open_site
-    from sm120patch.plaintext import table
-
-    site = open_site(env, python, catalogue=catalogue, tolerant=True)
-    result = audit_environment(site)
-    rows = [(f.kind, f.target, f.path, f.detail) for f in result.findings]
-    checked = ", ".join(f"{n} {v}: {result.files[n]} files" for n, v in result.versions.items())
-    summary = f"{result.prefix}: {checked or 'no target installed'}"
-    verdict = f"{len(rows)} findings" if rows else "no findings"
-    output.data(
-        {
-            "prefix": result.prefix,
-            "versions": dict(result.versions),
-            "files": dict(result.files),
-            "findings": [finding_dict(f) for f in result.findings],
-        },
-        "\n".join(filter(None, [table(rows), f"{summary}: {verdict}"])),
-        ExitCode.FINDINGS if rows else ExitCode.OK,
-    )
-    return ExitCode.FINDINGS if rows else ExitCode.OK
-
-
-COMMANDS: tuple[click.Command, ...] = (list_sets, show, plan, status, history, audit)
+COMMANDS: tuple[click.Command, ...] = (list_sets, show, plan, status, history)

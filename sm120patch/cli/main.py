@@ -19,7 +19,8 @@ from sm120patch.signals import raise_on_termination
 
 COMMANDS = {
     "diagnosing": ("doctor",),
-    "looking": ("audit", "history", "list", "plan", "show", "status"),
+    "auditing": ("audit",),
+    "looking": ("history", "list", "plan", "show", "status"),
     "changing": ("apply", "init", "recover", "revert", "verify"),
     "releases": ("matrix",),
     "authoring": ("lint", "new", "tune"),

@@ -1,168 +1,197 @@
-"""Compare an environment with what upstream shipped and what the ledger says. Reads disk only."""
+"""Audit a host, an unpacked image or one environment: search, examine, look around, sum up.
+
+Reads disk and /proc; writes the stat cache only. No code of what is audited is run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from sm120patch.environment import Checkout, Difference, Installation, verify_records
-from sm120patch.environment.snapshot import read_target
-from sm120patch.model import Obstacle, State, sha256_hex
+from sm120patch.audit import examine, places
+from sm120patch.audit.compare import Means
+from sm120patch.audit.discovery import DIRECTORIES, Limits, Search, ticking
+from sm120patch.audit.examine import Examined, Knowledge
+from sm120patch.audit.findings import (
+    EnvironmentReport,
+    Finding,
+    HostReport,
+    Kind,
+    PackageReport,
+)
+from sm120patch.audit.hashing import Hasher
+from sm120patch.audit.mounts import mounts
+from sm120patch.audit.places import Place
+from sm120patch.audit.statcache import StatCache
+from sm120patch.audit.tree import Tree
+from sm120patch.catalogue import Catalogue
+from sm120patch.errors import HostError, Sm120PatchError, UsageError
+from sm120patch.evidence import Evidence
 from sm120patch.operations import inspecting
-from sm120patch.operations.site import Site
-from sm120patch.plan import History, OwnedFile
-from sm120patch.state import DiskFact, disk_state
-
-_KINDS = {"changed": "foreign", "missing": "missing", "added": "added"}
+from sm120patch.published import Shelf, cache_directory
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that should not be so."""
+class Scope:
+    """What is audited, and how."""
 
-    kind: str
-    """`foreign`, `missing`, `added`, `unreadable`, `lost`, `drifted`, `unverified`, `copies`,
-    `unknown`, `interrupted` or `changed-payload`."""
-    target: str
-    path: str
-    detail: str
-    sets: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Result of an audit; an empty `findings` is the only clean answer."""
-
-    prefix: str
-    versions: Mapping[str, str]
-    files: Mapping[str, int]
-    """Target -> number of files that were compared."""
-    findings: tuple[Finding, ...]
+    root: Path | None = None
+    """An unpacked image or a container's file system; None: this host."""
+    env: str | None = None
+    """One environment, as the inside of `root` spells it; None: all that a search finds."""
+    python: str | None = None
+    network: bool = False
+    quick: bool = False
+    directories: int = DIRECTORIES
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-def audit_environment(site: Site) -> Audit:
-    """Hash every file of the targets and hold it against RECORD (or git) and the ledger."""
-    history = site.history()
-    findings: list[Finding] = []
-    files: dict[str, int] = {}
-    for name, installation in site.environment.installations.items():
-        owned = {path: f for (target, path), f in history.files.items() if target == name}
-        found = list(_installation(installation, owned))
-        findings += found
-        files[name] = len(installation.records()) if installation.kind == "wheel" else 0
-    findings += _gone(site, history)
-    findings += _sets(site)
-    findings += _payloads(site, history)
-    return Audit(
-        prefix=str(site.environment.prefix),
-        versions=site.versions,
-        files=files,
-        findings=tuple(sorted(findings, key=lambda f: (f.kind, f.target, f.path))),
+def audit(
+    scope: Scope, catalogue: Catalogue, progress: Callable[[str], None] = lambda _text: None
+) -> HostReport:
+    """Audit what `scope` names. Raises UsageError or HostError when there is no such thing."""
+    tree = _tree(scope)
+    search = _search(tree, scope, progress)
+    found = [_named(tree, scope)] if scope.env or scope.python else list(search.places())
+    found = [replace(p, names=_names(p, search)) for p in found]
+    known = {p.prefix for p in found}
+    cache = StatCache.of(scope.environ)
+    shelf = Shelf(cache_directory(scope.environ), lambda _text: None, offline=True)
+    knowledge = Knowledge(catalogue, _here(tree), shelf)
+    reports: list[EnvironmentReport] = []
+    seen = _Seen(tree)
+    tick = ticking(progress, "auditing environments")
+    with Hasher() as hasher:
+        means = Means(tree, hasher, cache, scope.quick)
+        for place in found:
+            tick(len(reports), place.prefix)
+            report = _examined(means, place, knowledge, seen)
+            if place.kind != "checkout" or not seen.imported(place, known):
+                reports.append(report)
+    unfinished = tuple(Finding(Kind.UNKNOWN, "-", s.path, s.reason) for s in search.unfinished)
+    return HostReport(
+        root=tree.root,
+        environments=tuple(sorted(reports, key=lambda r: r.prefix)),
+        skipped=tuple(search.skipped),
+        findings=unfinished,
+        directories=search.directories,
     )
 
 
-def _installation(installation: Installation, owned: Mapping[str, OwnedFile]) -> Iterator[Finding]:
-    target = installation.target
-    for copy in installation.other_copies:
-        yield Finding(
-            "copies", target, str(copy), f"a second copy; {installation.root} is imported"
+def _examined(means: Means, place: Place, knowledge: Knowledge, seen: _Seen) -> EnvironmentReport:
+    """Examine one environment; what is wrong with it must not end the audit of the others."""
+    try:
+        return seen.named(examine.examine(means, place, knowledge))
+    except (OSError, ValueError, RecursionError, Sm120PatchError) as error:
+        detail = f"could not be examined: {type(error).__name__}: {error}"
+        unknown = Finding(Kind.UNKNOWN, "-", "-", detail)
+        return EnvironmentReport(
+            place.prefix, place.kind, place.python, place.names, findings=(unknown,)
         )
-    for metadata in installation.other_metadata:
-        yield Finding("copies", target, str(metadata), "metadata of a second version")
-    if installation.kind == "editable":
-        checkout = installation.checkout()
-        if not isinstance(checkout, Checkout):
-            yield Finding("unknown", target, "-", f"upstream's content: {checkout.reason}")
-            return
-    elif installation.record is None:
-        yield Finding("unknown", target, "-", "no RECORD: upstream's content is unknown")
-        return
-    else:
-        for fault in installation.table().faults:
-            yield Finding("unknown", target, str(installation.record), fault)
-    differing = {d.path: d for d in verify_records(installation)}
-    for path, difference in differing.items():
-        if path not in owned:
-            yield _foreign(target, difference)
-    for path, entry in owned.items():
-        found = _owned(entry, installation, differing.get(path))
-        if found is not None:
-            yield found
 
 
-def _foreign(target: str, difference: Difference) -> Finding:
-    kind = _KINDS.get(difference.kind, difference.kind)
-    if difference.expected and difference.found:
-        detail = f"sha256 {difference.found[:12]}, upstream {difference.expected[:12]}"
-        if known := inspecting.known_as(target, difference.path, difference.found):
-            detail += f"; this is {known}"
-    else:
-        detail = {"missing": "upstream shipped it", "added": "upstream did not ship it"}.get(
-            kind, "differs from upstream"
+def _tree(scope: Scope) -> Tree:
+    if scope.root is None:
+        return Tree()
+    try:
+        return Tree.at(scope.root)
+    except OSError as error:
+        raise HostError(
+            f"--root {scope.root}: {error.strerror}",
+            hint="name the directory that an image or a container's file system lies in",
+            code="no-root",
+        ) from error
+
+
+def _search(tree: Tree, scope: Scope, progress: Callable[[str], None]) -> Search:
+    limits = Limits(directories=scope.directories, network=scope.network)
+    return Search(tree, limits, mounts(), ticking(progress, "searching directories"))
+
+
+def _named(tree: Tree, scope: Scope) -> Place:
+    if scope.env is not None and scope.python is not None:
+        raise UsageError(
+            f"--env {scope.env} and --python {scope.python} were both given",
+            hint="leave one of the two out",
         )
-    return Finding(kind, target, difference.path, detail)
-
-
-def _owned(
-    entry: OwnedFile, installation: Installation, difference: Difference | None
-) -> Finding | None:
-    if difference is None:
-        # No difference from upstream: our content is gone.
-        fact = DiskFact("pristine", installation.version, "pristine")
+    if scope.env is not None:
+        asked = f"--env {scope.env}"
+        prefix = scope.env if not tree.is_host else str(Path(scope.env).expanduser().absolute())
     else:
-        # Git names the files that differ from HEAD, not what they hold.
-        found = difference.found or _digest(installation, entry.path)
-        expected = difference.expected or entry.pristine_sha256
-        known = inspecting.known_as(entry.target, entry.path, found)
-        fact = DiskFact(found, installation.version, expected, known)
-    state, reason = disk_state(entry, fact)
-    if state is None:
-        return None
-    sets = tuple(dict.fromkeys(c.split("/", 1)[0] for c in entry.changes))
-    return Finding(state.value, entry.target, entry.path, reason, sets)
+        asked = f"--python {scope.python}"
+        prefix = _prefix_of(tree, scope.python or "")
+    place = places.of_prefix(tree, prefix) if prefix.startswith("/") else None
+    if place is None:
+        raise HostError(
+            f"{asked}: no Python environment at {tree.outside(prefix)}: neither pyvenv.cfg nor"
+            " conda-meta nor lib/python3*/site-packages",
+            hint="name the prefix of an environment: the directory that holds bin/python",
+            code="no-environment",
+        )
+    return place
 
 
-def _digest(installation: Installation, path: str) -> str | None:
-    found = read_target(installation.root, path)
-    return None if isinstance(found, Obstacle) else sha256_hex(found[0])
+def _prefix_of(tree: Tree, python: str) -> str:
+    """Prefix that an interpreter belongs to: links are followed unless it is a virtual one."""
+    path = python if not tree.is_host else str(Path(python).absolute())
+    for spelling in (path, _real(tree, path)):
+        prefix = spelling.rpartition("/")[0].rpartition("/")[0] or "/"
+        if tree.is_file(f"{prefix}/pyvenv.cfg"):
+            return prefix
+    return prefix
 
 
-def _gone(site: Site, history: History) -> Iterator[Finding]:
-    """Targets of the ledger that are not installed any more."""
-    installed = site.environment.installations
-    for target in sorted({t for t, _path in history.files} - set(installed)):
-        yield Finding("lost", target, "-", "patched once, not installed any more")
+def _real(tree: Tree, path: str) -> str:
+    try:
+        return tree.real(path)
+    except OSError:
+        return path
 
 
-def _sets(site: Site) -> Iterator[Finding]:
-    status = inspecting.status(site)
-    if status.interrupted:
-        yield Finding("interrupted", "-", "-", f"{status.interrupted!r} was interrupted")
-    if status.under_way:
-        yield Finding("interrupted", "-", "-", f"a change is under way: {status.under_way}")
-    for entry in status.sets:
-        if entry.state is State.STAGED:
-            yield Finding("unverified", "-", entry.id, entry.reason, (entry.id,))
-        elif entry.state is State.APPLIED and not entry.counts:
-            kind = entry.evidence.kind if entry.evidence else "no"
-            yield Finding(
-                "unverified", "-", entry.id, f"only {kind} evidence on this host", (entry.id,)
-            )
+def _names(place: Place, search: Search) -> tuple[str, ...]:
+    names = (*place.names, *search.links.get(place.prefix, ()))
+    return tuple(name for name in dict.fromkeys(names) if name != place.prefix)
 
 
-def _payloads(site: Site, history: History) -> Iterator[Finding]:
-    """Sets whose manifest or payloads are no longer those that were applied."""
-    for name, record in history.active.items():
-        if reason := inspecting.changed_payload(site.catalogue, record):
-            yield Finding("changed-payload", "-", name, reason, (name,))
+def _here(tree: Tree) -> Callable[[Evidence], bool]:
+    """Evidence kept in an image was gathered where that image ran, whatever host this is."""
+    return inspecting.here() if tree.is_host else (lambda _evidence: False)
 
 
-def finding_dict(finding: Finding) -> dict[str, object]:
-    """JSON-ready form."""
-    return {
-        "kind": finding.kind,
-        "target": finding.target,
-        "path": finding.path,
-        "detail": finding.detail,
-        "sets": list(finding.sets),
-    }
+class _Seen:
+    """Packages seen so far, so that copies of one another are named. Bounded: one entry each."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._roots: dict[str, str] = {}
+        self._inodes: dict[tuple[int, int], str] = {}
+
+    def named(self, examined: Examined) -> EnvironmentReport:
+        """Return the report with every package named that was seen in another environment."""
+        report = examined.report
+        packages = tuple(
+            replace(p, same_as=tuple(self._same(p, examined, report.prefix)))
+            for p in report.packages
+        )
+        return replace(report, packages=packages)
+
+    def _same(self, package: PackageReport, examined: Examined, prefix: str) -> Iterator[str]:
+        real = f"{_real(self._tree, package.root)}:{package.target}"
+        first = self._roots.setdefault(real, prefix)
+        if first != prefix:
+            yield first
+        probes = examined.comparisons[package.target].probes
+        if probes:
+            others = {self._inodes.setdefault(probe, prefix) for probe in probes}
+            if len(others) == 1 and prefix not in others and first == prefix:
+                yield others.pop()
+
+    def imported(self, place: Place, known: set[str]) -> bool:
+        """Tell whether an environment that was seen imports this checkout."""
+        return any(
+            owner in known and owner != place.prefix and real.startswith(f"{site}:")
+            for site in place.sites
+            for real, owner in self._roots.items()
+        )

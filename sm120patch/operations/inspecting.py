@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm120patch import fingerprints
-from sm120patch.catalogue import Catalogue, advice_for, choose
+from sm120patch.catalogue import advice_for, choose
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import RecoveryNeededError
 from sm120patch.evidence import Event, Evidence
-from sm120patch.journal import Journal
+from sm120patch.journal import Journal, busy_sets
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import (
     ABSENT,
@@ -28,9 +28,17 @@ from sm120patch.model import (
     Window,
 )
 from sm120patch.operations.site import Site
-from sm120patch.plan import ActiveSet, History, OwnedFile
+from sm120patch.plan import History, OwnedFile
 from sm120patch.render import evidence_dict
-from sm120patch.state import DiskFact, EvidenceBook, FileKey, SetStatus, active_status, disk_state
+from sm120patch.state import (
+    DiskFact,
+    EvidenceBook,
+    FileKey,
+    SetStatus,
+    active_status,
+    changed_payload,
+    disk_state,
+)
 
 if TYPE_CHECKING:
     from sm120patch.host import Host
@@ -84,7 +92,7 @@ def _states(
     held: bool,
 ) -> Iterator[SetStatus]:
     past = History() if ledger is None else ledger.history()
-    busy = _busy(site, past, journal)
+    busy = busy_sets(site.catalogue, past, journal)
     doing = "a change is under way" if held else "a change was interrupted"
     snapshot = _snapshot(site, past, capability)
     facts = _facts(past, snapshot)
@@ -107,33 +115,11 @@ def _states(
             yield _inactive(site, snapshot, past, name, last)
 
 
-def _busy(site: Site, past: History, journal: Journal | None) -> set[str]:
-    """Sets whose files a journal exchanges, those stacked on the same files included."""
-    if journal is None:
-        return set()
-    keys = {(f.target, f.path) for f in journal.files}
-    labels = [c for key, f in past.files.items() if key in keys for c in f.changes]
-    busy = {*journal.sets, *(label.split("/", 1)[0] for label in labels)}
-    known = [n for n in past.active if n in site.catalogue.ids]
-    return busy | {n for n in known if busy & set(site.catalogue.closure([n]))}
-
-
 def broken_files(site: Site, past: History) -> list[tuple[FileKey, str]]:
     """Files of ours that do not hold what the ledger says, each with the reason."""
     facts = _facts(past, _snapshot(site, past, None))
     found = ((key, disk_state(f, facts[key])) for key, f in past.files.items())
     return [(key, reason) for key, (state, reason) in found if state is not None]
-
-
-def changed_payload(catalogue: Catalogue, record: ActiveSet) -> str:
-    """Say that a set is no longer what was applied; empty when it is, or is not known here."""
-    known = catalogue.sets.get(record.id)
-    if known is None or known.digest == record.digest:
-        return ""
-    revision = f"revision {record.revision} -> {known.revision}"
-    if known.revision == record.revision:
-        revision = f"still revision {known.revision}"
-    return f"its payloads changed in the catalogue since it was applied ({revision})"
 
 
 def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:

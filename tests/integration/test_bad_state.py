@@ -152,11 +152,13 @@ def test_a_damaged_ledger_is_named_and_nothing_is_touched(place: Place, damage: 
     for command in (
         ("status",),
         ("history",),
-        ("audit",),
         ("apply", "two", "--no-verify"),
         ("revert", "--all"),
     ):
         refused(place.run(*command), 10, str(ledger))
+    audit = place.run("audit")
+    (unknown,) = [f for f in audit.result["findings"] if f["kind"] == "unknown"]
+    assert audit.code == 1 and str(ledger) in unknown["detail"]
     assert place.facts() == after
     if damage == "directory":
         ledger.rmdir()

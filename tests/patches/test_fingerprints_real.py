@@ -98,8 +98,10 @@ def test_status_audit_and_plan_name_what_somebodys_sed_has_made(tmp_path: Path) 
     states = {s["id"]: s for s in run("status", *here).result["sets"]}
     assert states["allreduce-arch-gate"]["state"] == "drifted"
     assert expected in states["allreduce-arch-gate"]["reason"]
-    (finding,) = run("audit", *here).result["findings"]
-    assert finding["kind"] == "foreign" and expected in finding["detail"]
+    whole, file = run("audit", *here).result["findings"]
+    assert file["kind"] == whole["kind"] == "by-hand"
+    assert whole["path"] == "allreduce-arch-gate" and file["path"] == HEADER
+    assert expected in file["detail"] and "without its" in whole["detail"]
     refused = run("plan", "allreduce-arch-gate", *here)
     assert refused.code == 5 and expected in refused.error["message"]
 

@@ -1,0 +1,275 @@
+"""Compare one copy of a package with what upstream shipped: RECORD, or HEAD of its checkout.
+
+Reads disk; writes the stat cache only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sm120patch.audit import gittree, ignored
+from sm120patch.audit.files import Digest, Listing, list_named, list_package
+from sm120patch.audit.gittree import Commit
+from sm120patch.audit.hashing import Hasher
+from sm120patch.audit.layout import Copy
+from sm120patch.audit.statcache import Cached, StatCache, now_ns
+from sm120patch.audit.tree import Tree
+from sm120patch.environment.records import Difference, RecordTable, parse_record, safe_relative
+
+_MAX_RECORD = 64 << 20
+_PROBES = 4
+
+
+@dataclass(frozen=True)
+class Means:
+    """What comparing works with."""
+
+    tree: Tree
+    hasher: Hasher
+    cache: StatCache | None = None
+    quick: bool = False
+    """Believe the stat cache."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a copy differs from what upstream shipped."""
+
+    origin: str
+    compared: int
+    bytes: int
+    differences: tuple[Difference, ...]
+    digests: Mapping[str, str]
+    """sha256 of the files that were asked for and are there."""
+    problems: tuple[str, ...] = ()
+    """What could not be told, in words."""
+    commit: Commit | None = None
+    linked: int = 0
+    """Files that have further names on the file system."""
+    probes: tuple[tuple[int, int], ...] = ()
+    """Device and inode of the first few of them: a copy by hard links has the same."""
+
+
+def compare(means: Means, copy: Copy, asked: Collection[str]) -> Comparison:
+    """Compare the copy; `asked` are paths whose digests the caller wants whatever they hold."""
+    started = now_ns()
+    listing = list_package(means.tree, copy.root, copy.package)
+    if copy.kind == "editable":
+        return _checkout(means, copy, asked, listing, started)
+    if copy.record is None:
+        reason = f"{copy.metadata} holds no RECORD: upstream's content is unknown"
+        return _unknown(means, copy, asked, listing, reason)
+    data = means.tree.read(copy.record, _MAX_RECORD)
+    if data is None:
+        return _unknown(means, copy, asked, listing, f"{copy.record} cannot be read")
+    return _wheel(means, copy, asked, listing, data, started)
+
+
+def _unknown(
+    means: Means, copy: Copy, asked: Collection[str], listing: Listing, reason: str
+) -> Comparison:
+    wanted = [i for i, path in enumerate(listing.paths) if path in set(asked)]
+    digests = means.hasher.digests(means.tree, copy.root, listing, wanted)
+    named = {listing.paths[i]: d.sha256.hex() for i, d in digests.items() if d.sha256}
+    return Comparison(reason, 0, 0, (), named, (reason, *listing.problems))
+
+
+# --- wheels ------------------------------------------------------------------------------------
+
+
+def _wheel(
+    means: Means, copy: Copy, asked: Collection[str], listing: Listing, data: bytes, started: int
+) -> Comparison:
+    assert copy.record is not None
+    basis = hashlib.sha256(data).hexdigest()
+    place = f"{means.tree.root}:{copy.root}:{copy.target}"
+    cached = means.cache.read(place) if means.cache is not None and means.quick else None
+    _add_metadata(means.tree, copy, listing)
+    if cached is not None and cached.basis == basis and cached.differences is not None:
+        whole = _with_rest(means.tree, copy, listing, cached)
+        if cached.same(whole):
+            digests = {i: cached.digest(i) for i in _places(whole.paths, asked)}
+            found = cached.differences
+            return _comparison(copy.record, whole, digests, asked, found, (), cached.compared)
+    text = data.decode("utf-8", "surrogateescape")
+    table = parse_record(io.StringIO(text, newline=""))
+    known = set(listing.paths)
+    rest = [p for p in table.entries if p not in known and not p.startswith(f"{copy.package}/")]
+    listing.extend(list_named(means.tree, copy.root, rest))
+    inside = f"{copy.package}/"
+    wanted = [
+        i
+        for i, path in enumerate(listing.paths)
+        if path.startswith(inside)
+        or ((entry := table.entries.get(path)) is not None and entry.sha256 is not None)
+    ]
+    digests = _digests(means, copy.root, listing, wanted, cached, blobs=False)
+    differing = _against_record(table, listing, digests, inside)
+    compared = sum(record.sha256 is not None for record in table.entries.values())
+    # What RECORD does wrong has to be said every time: then nothing is repeated from the cache.
+    result = None if table.faults else (compared, differing)
+    if means.cache is not None and not listing.problems:
+        means.cache.write(place, basis, listing, digests, result, started)
+    return _comparison(copy.record, listing, digests, asked, differing, table.faults, compared)
+
+
+def _add_metadata(tree: Tree, copy: Copy, listing: Listing) -> None:
+    directory, _, name = copy.metadata.rpartition("/")
+    metadata = list_package(tree, directory, name)
+    if directory != copy.root:
+        metadata.real.update({p: f"{directory}/{p}" for p in metadata.paths})
+    listing.extend(metadata)
+
+
+def _with_rest(tree: Tree, copy: Copy, listing: Listing, cached: Cached) -> Listing:
+    """Add what else RECORD lists, as the cache knows it; RECORD itself is the same."""
+    whole = Listing(device=listing.device)
+    whole.extend(listing)
+    count = cached.names.count(b"\0") + 1 - len(listing.paths)
+    if count > 0:
+        names = cached.names.rsplit(b"\0", count)[1:]
+        paths = [name.decode("utf-8", "surrogateescape") for name in names]
+        whole.extend(list_named(tree, copy.root, filter(safe_relative, paths)))
+    return whole
+
+
+def _against_record(
+    table: RecordTable, listing: Listing, digests: Mapping[int, Digest], inside: str
+) -> list[Difference]:
+    places = {path: index for index, path in enumerate(listing.paths)}
+    found = []
+    for path, record in table.entries.items():
+        if record.sha256 is None:
+            continue
+        index = places.get(path)
+        if index is None:
+            found.append(Difference(path, "missing", record.sha256))
+            continue
+        digest = digests[index].sha256.hex()
+        if digest != record.sha256:
+            kind = "changed" if digest else "unreadable"
+            found.append(Difference(path, kind, record.sha256, digest or None))
+    for path, index in places.items():
+        if path.startswith(inside) and path not in table.entries:
+            found.append(Difference(path, "added", None, digests[index].sha256.hex() or None))
+    return found
+
+
+# --- checkouts ---------------------------------------------------------------------------------
+
+
+def _checkout(
+    means: Means, copy: Copy, asked: Collection[str], listing: Listing, started: int
+) -> Comparison:
+    commit = gittree.read_commit(means.tree, copy.root, copy.package)
+    if isinstance(commit, str):
+        return _unknown(means, copy, asked, listing, commit)
+    place = f"{means.tree.root}:{copy.root}:{copy.target}"
+    cached = means.cache.read(place) if means.cache is not None and means.quick else None
+    wanted = range(len(listing.paths))
+    digests = _digests(means, copy.root, listing, wanted, cached, blobs=True)
+    if means.cache is not None and not listing.problems:
+        means.cache.write(place, commit.commit, listing, digests, None, started)
+    found = _against_commit(means.tree, commit, listing, digests)
+    return _comparison(commit.origin, listing, digests, asked, found, (), len(commit.blobs), commit)
+
+
+def _against_commit(
+    tree: Tree, commit: Commit, listing: Listing, digests: Mapping[int, Digest]
+) -> list[Difference]:
+    places = {path: index for index, path in enumerate(listing.paths)}
+    found = []
+    for path, blob in commit.blobs.items():
+        index = places.get(path)
+        if index is None:
+            found.append(Difference(path, "missing", _shipped(tree, commit, blob)))
+        elif not digests[index].sha256:
+            found.append(Difference(path, "unreadable", _shipped(tree, commit, blob)))
+        elif digests[index].blob != blob:
+            changed = _changed(tree, commit, path, digests[index], blob)
+            found += [changed] if changed is not None else []
+    untracked = [
+        path
+        for path in places
+        if path not in commit.blobs and not any(path.startswith(link) for link in commit.links)
+    ]
+    for path in ignored.not_ignored(tree, commit, untracked):
+        found.append(Difference(path, "added", None, digests[places[path]].sha256.hex() or None))
+    return found
+
+
+def _shipped(tree: Tree, commit: Commit, blob: bytes) -> str | None:
+    data = gittree.read_blob(tree, commit, blob)
+    return None if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _changed(
+    tree: Tree, commit: Commit, path: str, digest: Digest, blob: bytes
+) -> Difference | None:
+    """Tell a real difference from what git's own conversions make of a content."""
+    data = gittree.read_blob(tree, commit, blob)
+    if data is None:
+        return Difference(path, "changed", None, digest.sha256.hex())
+    found = digest.sha256.hex()
+    if data.startswith(b"version https://git-lfs") and f"oid sha256:{found}".encode() in data:
+        return None
+    if found == hashlib.sha256(data.replace(b"\n", b"\r\n")).hexdigest():
+        return None  # Checked out with the line ends of another system.
+    return Difference(path, "changed", hashlib.sha256(data).hexdigest(), found)
+
+
+# --- both --------------------------------------------------------------------------------------
+
+
+def _digests(
+    means: Means,
+    root: str,
+    listing: Listing,
+    wanted: Collection[int],
+    cached: Cached | None,
+    *,
+    blobs: bool,
+) -> dict[int, Digest]:
+    known = {} if cached is None else cached.known(listing, blobs=blobs)
+    found = {index: known[index] for index in wanted if index in known}
+    rest = [index for index in wanted if index not in found]
+    found.update(means.hasher.digests(means.tree, root, listing, rest, blobs=blobs))
+    return found
+
+
+def _places(paths: list[str], asked: Collection[str]) -> dict[int, str]:
+    wanted = set(asked)
+    return {index: path for index, path in enumerate(paths) if path in wanted}
+
+
+def _comparison(
+    origin: str,
+    listing: Listing,
+    digests: Mapping[int, Digest],
+    asked: Collection[str],
+    differences: Collection[Difference],
+    faults: Collection[str],
+    compared: int,
+    commit: Commit | None = None,
+) -> Comparison:
+    named = {
+        path: digests[index].sha256.hex()
+        for index, path in _places(listing.paths, asked).items()
+        if index in digests and digests[index].sha256
+    }
+    return Comparison(
+        origin=origin,
+        compared=compared,
+        bytes=listing.size,
+        differences=tuple(sorted(differences, key=lambda d: d.path)),
+        digests=named,
+        problems=(*faults, *listing.problems),
+        commit=commit,
+        linked=len(listing.linked),
+        probes=tuple(
+            (listing.device, listing.sign(i)[3]) for i in sorted(listing.linked)[:_PROBES]
+        ),
+    )

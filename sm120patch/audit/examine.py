@@ -1,0 +1,244 @@
+"""Examine one environment: what it imports, how that differs, what ledger and catalogue say.
+
+Reads disk; writes the stat cache only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sm120patch.audit import byhand, gittree, judging, ledgers
+from sm120patch.audit.byhand import FileKey
+from sm120patch.audit.compare import Comparison, Means, compare
+from sm120patch.audit.findings import (
+    EnvironmentReport,
+    FileReport,
+    Finding,
+    Kind,
+    PackageReport,
+    SetReport,
+)
+from sm120patch.audit.judging import Disk, Here
+from sm120patch.audit.layout import Copy, Layout, read_layout
+from sm120patch.audit.ledgers import Kept
+from sm120patch.audit.places import Place
+from sm120patch.catalogue import Catalogue
+from sm120patch.errors import HostError
+from sm120patch.evidence import Evidence
+from sm120patch.journal import busy_sets
+from sm120patch.plan import OwnedFile
+from sm120patch.published import Shelf
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What environments are held against."""
+
+    catalogue: Catalogue
+    here: Here
+    shelf: Shelf | None = None
+    """Published packages that are on this host already."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """An environment's report, and what further looks at it need."""
+
+    report: EnvironmentReport
+    layout: Layout
+    comparisons: Mapping[str, Comparison]
+    changed_at: str = ""
+    """When the ledger last recorded a change; ISO 8601, empty without one."""
+
+
+def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
+    """Examine the environment at `place`."""
+    layout = read_layout(means.tree, place)
+    with ledgers.opened(means.tree, place.prefix) as kept:
+        if not layout.copies and not layout.problems and not kept.history.files:
+            found = _problems(layout, {}, kept)
+            return Examined(_report(place, kept, (), [], found), layout, {})
+        asked = _asked(layout, kept, knowledge.catalogue)
+        comparisons = {c.target: compare(means, c, asked.get(c.target, ())) for c in layout.copies}
+        disk = _disk(means, place, layout, comparisons, knowledge, kept)
+        files, findings, by_hand = judging.judge_files(disk, kept.history, knowledge.catalogue)
+        findings += _problems(layout, comparisons, kept)
+        findings += judging.gone(disk, kept.history)
+        sets: list[SetReport] = []
+        busy = _busy(kept, knowledge.catalogue)
+        for report, found in judging.ledger_sets(
+            disk, kept.history, knowledge.catalogue, _evidence(kept), knowledge.here, busy
+        ):
+            sets.append(report)
+            findings += found
+        for report, finding in judging.by_hand_sets(by_hand):
+            sets.append(report)
+            findings.append(finding)
+        packages = tuple(_package(c, comparisons[c.target], files) for c in layout.copies)
+        changed = _changed_at(kept)
+        environment = _report(place, kept, packages, sets, findings)
+    return Examined(environment, layout, comparisons, changed)
+
+
+def _evidence(kept: Kept) -> Callable[[str], Sequence[Evidence]]:
+    return (lambda _content: ()) if kept.ledger is None else kept.ledger.evidence
+
+
+def with_findings(examined: Examined, more: list[Finding]) -> EnvironmentReport:
+    """Return the report with further findings, in the order of all reports."""
+    found = (*examined.report.findings, *more)
+    return replace(examined.report, findings=ordered(found))
+
+
+def ordered(findings: tuple[Finding, ...] | list[Finding]) -> tuple[Finding, ...]:
+    """Sort findings, each once."""
+    unique = dict.fromkeys(findings)
+    return tuple(sorted(unique, key=lambda f: (f.kind.value, f.target, f.path, f.detail)))
+
+
+def _report(
+    place: Place,
+    kept: Kept,
+    packages: tuple[PackageReport, ...],
+    sets: list[SetReport],
+    findings: list[Finding],
+) -> EnvironmentReport:
+    return EnvironmentReport(
+        prefix=place.prefix,
+        kind=place.kind,
+        python=place.python,
+        names=place.names,
+        packages=packages,
+        sets=tuple(sorted(sets, key=lambda s: s.id)),
+        findings=ordered(findings),
+        ledger=kept.ledger is not None,
+    )
+
+
+def _asked(layout: Layout, kept: Kept, catalogue: Catalogue) -> dict[str, set[str]]:
+    versions = {c.target: c.version for c in layout.copies}
+    asked = byhand.paths_of(catalogue, versions)
+    for target, path in kept.history.files:
+        asked.setdefault(target, set()).add(path)
+    return asked
+
+
+def _disk(
+    means: Means,
+    place: Place,
+    layout: Layout,
+    comparisons: Mapping[str, Comparison],
+    knowledge: Knowledge,
+    kept: Kept,
+) -> Disk:
+    copies = {c.target: c for c in layout.copies}
+    owner, elsewhere = _elsewhere(means, place, comparisons)
+    differences = {
+        (target, d.path): d for target, found in comparisons.items() for d in found.differences
+    }
+
+    def present(key: FileKey) -> bytes | None:
+        return means.tree.read(f"{copies[key[0]].root}/{key[1]}")
+
+    def pristine(key: FileKey) -> bytes | None:
+        return _pristine(means, copies[key[0]], comparisons[key[0]], key[1], knowledge, kept)
+
+    return Disk(
+        versions={c.target: c.version for c in layout.copies},
+        differences=differences,
+        digests={(t, path): s for t, c in comparisons.items() for path, s in c.digests.items()},
+        present=present,
+        pristine=pristine,
+        checkouts=frozenset(c.target for c in layout.copies if c.kind == "editable"),
+        elsewhere=elsewhere,
+        owner=owner,
+    )
+
+
+def _pristine(
+    means: Means, copy: Copy, found: Comparison, path: str, knowledge: Knowledge, kept: Kept
+) -> bytes | None:
+    """Upstream's bytes of a file, from where they can be had without a download."""
+    if found.commit is not None:
+        blob = found.commit.blobs.get(path)
+        return None if blob is None else gittree.read_blob(means.tree, found.commit, blob)
+    expected = next((d.expected for d in found.differences if d.path == path), None)
+    if expected is not None and kept.store is not None:
+        data = kept.store.get(expected)
+        if data is not None:
+            return data
+    shelf = knowledge.shelf
+    if shelf is None or shelf.find(copy.target, copy.version) is None:
+        return None
+    with contextlib.suppress(HostError):
+        return shelf.get(copy.target, copy.version).read([path]).get(path)
+    return None
+
+
+def _elsewhere(
+    means: Means, place: Place, comparisons: Mapping[str, Comparison]
+) -> tuple[str, dict[FileKey, OwnedFile]]:
+    """Files of shared checkouts that the ledger of another environment answers for."""
+    owner, found = "", {}
+    for target, comparison in comparisons.items():
+        commit = comparison.commit
+        other = commit and ledgers.claimant(means.tree, commit.git_dir, place.prefix)
+        if not other:
+            continue
+        owner = other
+        with ledgers.opened(means.tree, other) as kept:
+            found.update({k: f for k, f in kept.history.files.items() if k[0] == target})
+    return owner, found
+
+
+def _problems(layout: Layout, comparisons: Mapping[str, Comparison], kept: Kept) -> list[Finding]:
+    found = [Finding(Kind.UNKNOWN, target, "-", reason) for target, reason in layout.problems]
+    for copy in layout.copies:
+        for other in copy.others:
+            detail = f"a second copy; {copy.root} is imported"
+            found.append(Finding(Kind.COPIES, copy.target, other, detail))
+        for metadata in copy.other_metadata:
+            detail = "metadata of a second version"
+            found.append(Finding(Kind.COPIES, copy.target, metadata, detail))
+        comparison = comparisons.get(copy.target)
+        for problem in comparison.problems if comparison else ():
+            path = copy.record or "-"
+            found.append(Finding(Kind.UNKNOWN, copy.target, path, problem))
+    if kept.problem:
+        hint = "sm120patch recover" if "journal" in kept.problem else ""
+        found.append(Finding(Kind.UNKNOWN, "-", "-", kept.problem, (), hint))
+    if kept.holder:
+        detail = f"a change is under way: {kept.holder}"
+        found.append(Finding(Kind.INTERRUPTED, "-", "-", detail))
+    elif kept.journal is not None:
+        detail = f"{kept.journal.command!r} was interrupted"
+        found.append(Finding(Kind.INTERRUPTED, "-", "-", detail, (), "sm120patch recover"))
+    return found
+
+
+def _busy(kept: Kept, catalogue: Catalogue) -> dict[str, str]:
+    doing = "a change is under way" if kept.holder else "a change was interrupted"
+    return dict.fromkeys(busy_sets(catalogue, kept.history, kept.journal), doing)
+
+
+def _package(copy: Copy, found: Comparison, files: list[FileReport]) -> PackageReport:
+    return PackageReport(
+        target=copy.target,
+        version=copy.version,
+        kind=copy.kind,
+        root=copy.root,
+        origin=found.origin,
+        compared=found.compared,
+        bytes=found.bytes,
+        files=tuple(f for f in files if f.target == copy.target),
+    )
+
+
+def _changed_at(kept: Kept) -> str:
+    """When the newest event that changed files took effect."""
+    if kept.ledger is None:
+        return ""
+    events: Iterator[str] = (e.at for e in kept.ledger.events(200) if e.data.get("files"))
+    return next(events, "")

@@ -1,0 +1,325 @@
+"""Hold what was found on disk against the ledger and the catalogue: files, sets, findings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sm120patch import fingerprints
+from sm120patch.audit import byhand
+from sm120patch.audit.byhand import ByHand, FileKey
+from sm120patch.audit.findings import (
+    FileReport,
+    FileState,
+    Finding,
+    Kind,
+    SetReport,
+    Verification,
+)
+from sm120patch.catalogue import Catalogue, satisfied
+from sm120patch.environment.records import Difference
+from sm120patch.evidence import Evidence
+from sm120patch.model import ABSENT, State
+from sm120patch.plan import ActiveSet, History, OwnedFile
+from sm120patch.state import (
+    DiskFact,
+    EvidenceBook,
+    SetStatus,
+    active_status,
+    changed_payload,
+    disk_state,
+)
+
+Here = Callable[[Evidence], bool]
+"""Tells whether evidence was gathered on this host as it is now."""
+Contents = Callable[[FileKey], bytes | None]
+"""Bytes of a file, on disk or as upstream shipped it, where they are at hand."""
+
+_STATES = {
+    "changed": FileState.FOREIGN,
+    "missing": FileState.MISSING,
+    "added": FileState.ADDED,
+    "unreadable": FileState.UNREADABLE,
+}
+_SAID = {
+    FileState.MISSING: "upstream shipped it",
+    FileState.ADDED: "upstream did not ship it",
+    FileState.UNREADABLE: "it cannot be read",
+}
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What was found of the targets of one environment."""
+
+    versions: Mapping[str, str]
+    differences: Mapping[FileKey, Difference]
+    digests: Mapping[FileKey, str]
+    """sha256 of every file that the ledger or the catalogue knows, as far as it is there."""
+    present: Contents
+    pristine: Contents
+    checkouts: frozenset[str] = frozenset()
+    """Targets that are imported from a checkout."""
+    elsewhere: Mapping[FileKey, OwnedFile] = field(default_factory=dict)
+    """Files of a shared checkout that the ledger of another environment answers for."""
+    owner: str = ""
+    """Prefix of that environment."""
+
+
+def judge_files(
+    disk: Disk, history: History, catalogue: Catalogue
+) -> tuple[list[FileReport], list[Finding], list[ByHand]]:
+    """Judge every file that differs or that a ledger knows, and recognise sets made by hand."""
+    files: list[FileReport] = []
+    findings: list[Finding] = []
+    labels: dict[FileKey, tuple[str, ...]] = {}
+    keys = {*disk.differences, *history.files, *disk.elsewhere, *disk.digests}
+    for key in sorted(keys):
+        owned = history.files.get(key)
+        if owned is not None:
+            found = _owned(key, owned, disk)
+        elif key in disk.elsewhere:
+            found = _claimed(key, disk.elsewhere[key], disk)
+        else:
+            found = _unowned(key, disk, catalogue, labels)
+        if found is not None:
+            files.append(found[0])
+            findings += [found[1]] if found[1] is not None else []
+    by_hand = byhand.find(catalogue, disk.versions, labels, history.active)
+    return files, findings, by_hand
+
+
+Judged = tuple[FileReport, Finding | None] | None
+
+
+def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
+    difference = disk.differences.get(key)
+    found = disk.digests.get(key) or (difference.found if difference else None)
+    version = disk.versions.get(key[0])
+    if difference is None and owned.pristine_sha256 != ABSENT:
+        expected: str | None = found
+    else:
+        expected = difference.expected if difference else None
+    known = _known(key, found) if found != owned.current_sha256 else ""
+    pristine = expected or owned.pristine_sha256
+    state, reason = disk_state(owned, DiskFact(found, version, pristine, known))
+    shipped = None if owned.pristine_sha256 == ABSENT else pristine
+    if state is None:
+        report = FileReport(*key, FileState.OURS, found, shipped, owned.changes)
+        return report, None
+    file_state = FileState.LOST if state is State.LOST else FileState.DRIFTED
+    kind = Kind.LOST if state is State.LOST else Kind.DRIFTED
+    report = FileReport(*key, file_state, found, shipped, owned.changes, known)
+    sets = _sets_of(owned.changes)
+    hint = f"sm120patch apply {' '.join(sets)}" if state is State.LOST else ""
+    return report, Finding(kind, *key, reason, sets, hint)
+
+
+def _claimed(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
+    """Judge a file of a checkout that another environment has patched."""
+    difference = disk.differences.get(key)
+    found = disk.digests.get(key) or (difference.found if difference else None)
+    shipped = None if owned.pristine_sha256 == ABSENT else owned.pristine_sha256
+    if found == owned.current_sha256:
+        said = f"patched from {disk.owner}"
+        return FileReport(*key, FileState.OURS, found, shipped, owned.changes, said), None
+    report = FileReport(*key, FileState.DRIFTED, found, shipped, owned.changes)
+    detail = f"not what {disk.owner}, which has patched this checkout, says is there"
+    return report, Finding(Kind.DRIFTED, *key, detail, _sets_of(owned.changes))
+
+
+def _unowned(
+    key: FileKey, disk: Disk, catalogue: Catalogue, labels: dict[FileKey, tuple[str, ...]]
+) -> Judged:
+    difference = disk.differences.get(key)
+    found = difference.found if difference else disk.digests.get(key)
+    if found is None and difference is None:
+        return None
+    in_it: tuple[str, ...] = ()
+    if found is not None:
+        shipped = disk.pristine if difference and difference.kind == "changed" else _nothing
+        in_it = byhand.labels_in(catalogue, disk.versions, key, found, shipped)
+    if in_it:
+        labels[key] = in_it
+        return _by_hand(key, difference, found, in_it)
+    if difference is None:
+        return _not_as_published(key, found, disk)
+    state = _STATES[difference.kind]
+    known = _known(key, found)
+    report = FileReport(*key, state, found, difference.expected, (), known)
+    detail = _SAID.get(state) or _edited(key, difference, disk, catalogue, known)
+    return report, Finding(Kind(state.value), *key, detail)
+
+
+def _nothing(_key: FileKey) -> None:
+    return None
+
+
+def _not_as_published(key: FileKey, found: str | None, disk: Disk) -> Judged:
+    """Judge a file that RECORD agrees with: RECORD may have been rewritten along with it."""
+    version = disk.versions[key[0]]
+    known = None if found is None else fingerprints.recognise(*key, found)
+    if known is None or version in known.versions or key[0] in disk.checkouts:
+        return None
+    if not fingerprints.published(*key, version):
+        return None
+    report = FileReport(*key, FileState.FOREIGN, found, None, (), str(known))
+    detail = f"RECORD agrees, but this is {known}, not what was published as {version}"
+    return report, Finding(Kind.RECORD, *key, detail)
+
+
+def _by_hand(
+    key: FileKey, difference: Difference | None, found: str | None, labels: tuple[str, ...]
+) -> Judged:
+    known = _known(key, found) or f"{' + '.join(labels)} applied by hand"
+    expected = difference.expected if difference else None
+    sets = _sets_of(labels)
+    report = FileReport(*key, FileState.BY_HAND, found, expected, labels, known)
+    if difference is None:
+        detail = f"this is {known}, and RECORD or HEAD say that it was shipped so"
+        return report, Finding(Kind.RECORD, *key, detail, sets)
+    return report, Finding(Kind.BY_HAND, *key, f"{_digests(difference)}; this is {known}", sets)
+
+
+def _edited(
+    key: FileKey, difference: Difference, disk: Disk, catalogue: Catalogue, known: str
+) -> str:
+    detail = _digests(difference)
+    if known:
+        return f"{detail}; this is {known}"
+    like = _does_the_same(key, disk, catalogue)
+    return f"{detail}; it meets what {' and '.join(like)} asks for, in other words" if like else (
+        detail
+    )  # fmt: skip
+
+
+def _digests(difference: Difference) -> str:
+    if difference.expected and difference.found:
+        return f"sha256 {difference.found[:12]}, upstream {difference.expected[:12]}"
+    return "differs from upstream"
+
+
+def _does_the_same(key: FileKey, disk: Disk, catalogue: Catalogue) -> list[str]:
+    """Changes whose post-conditions a foreign content meets, though upstream's does not."""
+    candidates = [
+        (label, variant)
+        for label, target, variant in byhand.variants(catalogue, disk.versions)
+        if (target, variant.path) == key
+    ]
+    data = disk.present(key) if candidates else None
+    if data is None:
+        return []
+    return [label for label, variant in candidates if satisfied(variant, data)]
+
+
+def _known(key: FileKey, sha256: str | None) -> str:
+    known = None if sha256 is None else fingerprints.recognise(*key, sha256)
+    return "" if known is None else str(known)
+
+
+def _sets_of(changes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(change.split("/", 1)[0] for change in changes))
+
+
+# --- sets --------------------------------------------------------------------------------------
+
+
+def by_hand_sets(found: Sequence[ByHand]) -> Iterator[tuple[SetReport, Finding]]:
+    """Say which sets were made by hand, and what is lacking."""
+    for entry in found:
+        report = SetReport(
+            entry.id, "by-hand", "by-hand", False, str(entry),
+            present=entry.present, lacking=entry.lacking,
+        )  # fmt: skip
+        hint = f"sm120patch adopt {entry.id}" + ("" if entry.complete else " --complete")
+        yield report, Finding(Kind.BY_HAND, "-", entry.id, str(entry), (entry.id,), hint)
+
+
+def ledger_sets(
+    disk: Disk,
+    history: History,
+    catalogue: Catalogue,
+    lookup: Callable[[str], Sequence[Evidence]],
+    here: Here,
+    busy: Mapping[str, str],
+) -> Iterator[tuple[SetReport, list[Finding]]]:
+    """Say in which state every set of the ledger is; `busy` maps a set to what is under way."""
+    facts = {key: _fact(key, owned, disk) for key, owned in history.files.items()}
+    book = EvidenceBook(lookup, here)
+    anywhere = EvidenceBook(lookup, lambda _evidence: True)
+    for name, record in history.active.items():
+        known = name in catalogue.ids
+        closure = catalogue.closure([name]) if known else tuple(history.active)
+        found = active_status(name, history, closure, facts, book, disk.versions, name in busy)
+        other = active_status(name, history, closure, facts, anywhere, disk.versions, name in busy)
+        if name in busy:
+            found = replace(found, reason=busy[name])
+        report = _set_report(found, other.evidence, here)
+        yield report, _set_findings(found, report, catalogue, record)
+
+
+def _fact(key: FileKey, owned: OwnedFile, disk: Disk) -> DiskFact:
+    difference = disk.differences.get(key)
+    found = disk.digests.get(key) or (difference.found if difference else None)
+    expected = difference.expected if difference else found
+    if owned.pristine_sha256 == ABSENT:
+        expected = None
+    return DiskFact(found, disk.versions.get(key[0]), expected)
+
+
+def _set_report(status: SetStatus, evidence: Evidence | None, here: Here) -> SetReport:
+    return SetReport(
+        id=status.id,
+        state=status.state.value,
+        label=status.label,
+        counts=status.counts,
+        reason=status.reason,
+        revision=status.revision,
+        role=status.role,
+        selected=status.selected,
+        verification=None if evidence is None else _verification(evidence, here),
+    )
+
+
+def _verification(evidence: Evidence, here: Here) -> Verification:
+    host = evidence.data.get("host")
+    machine = host.get("machine_id") if isinstance(host, Mapping) else None
+    return Verification(
+        verdict=evidence.verdict,
+        passed=evidence.passed,
+        kind=evidence.kind,
+        host=evidence.host,
+        machine_id=machine if isinstance(machine, str) else None,
+        here=here(evidence),
+        at=evidence.at,
+        event=evidence.id,
+    )
+
+
+def _set_findings(
+    status: SetStatus, report: SetReport, catalogue: Catalogue, record: ActiveSet
+) -> list[Finding]:
+    found = []
+    name, sets = status.id, (status.id,)
+    hint = f"sm120patch verify {name}"
+    if status.state is State.STAGED:
+        reason, verified = status.reason, report.verification
+        if verified is not None and verified.passed and not verified.here:
+            reason = f"{reason}; verified on another host ({verified.host[:12]}, {verified.at})"
+        found.append(Finding(Kind.UNVERIFIED, "-", name, reason, sets, hint))
+    elif status.state is State.APPLIED and not status.counts:
+        kind = status.evidence.kind if status.evidence else "no"
+        detail = f"only {kind} evidence on this host"
+        found.append(Finding(Kind.UNVERIFIED, "-", name, detail, sets, hint))
+    elif status.state is State.INTERRUPTED:
+        found.append(Finding(Kind.INTERRUPTED, "-", name, status.reason, sets))
+    if reason := changed_payload(catalogue, record):
+        hint = f"sm120patch apply {name}"
+        found.append(Finding(Kind.CHANGED_PAYLOAD, "-", name, reason, sets, hint))
+    return found
+
+
+def gone(disk: Disk, history: History) -> Iterator[Finding]:
+    """Targets of the ledger that are not installed any more."""
+    for target in sorted({t for t, _path in history.files} - set(disk.versions)):
+        yield Finding(Kind.LOST, target, "-", "patched once, not installed any more")

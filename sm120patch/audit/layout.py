@@ -1,0 +1,220 @@
+"""Which copy of each target an environment imports, told from its files alone. Reads disk only.
+
+The rules are those of `site` and of installers: directories in order, the lines of `.pth` files
+after each, then what an import hook of an editable installation maps. No code is run for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from sm120patch.audit.places import Place
+from sm120patch.audit.tree import Tree
+from sm120patch.model import IMPORT_NAMES
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The copy of one target that is imported; paths as the inside spells them."""
+
+    target: str
+    package: str
+    version: str
+    kind: str
+    """`wheel` or `editable`."""
+    root: str
+    metadata: str
+    record: str | None
+    others: tuple[str, ...] = ()
+    """Package directories besides this one."""
+    other_metadata: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an environment's start puts together."""
+
+    path: tuple[str, ...]
+    """Directories that are searched for packages, in order."""
+    code: tuple[tuple[str, str], ...]
+    """`.pth` file and a line of code in it, executed at every start."""
+    copies: tuple[Copy, ...]
+    problems: tuple[tuple[str, str], ...] = ()
+    """Target and why its copy cannot be told, though something of it is there."""
+
+
+def read_layout(tree: Tree, place: Place) -> Layout:
+    """Tell what the environment at `place` imports."""
+    path, code = _search_path(tree, place.sites)
+    copies: list[Copy] = []
+    problems: list[tuple[str, str]] = []
+    listed = {directory: tree.names(directory) for directory in path}
+    for target, package in IMPORT_NAMES.items():
+        found = _copy(tree, target, package, listed)
+        if isinstance(found, Copy):
+            copies.append(found)
+        elif found:
+            problems.append((target, found))
+    return Layout(tuple(path), tuple(code), tuple(copies), tuple(problems))
+
+
+def _search_path(tree: Tree, sites: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    path: list[str] = []
+    code: list[tuple[str, str]] = []
+    for site in sites:
+        if site not in path:
+            path.append(site)
+        for pth in tree.matching(site, "", ".pth"):
+            for line in tree.text(pth).splitlines():
+                line = line.strip()
+                if not line or line.startswith("#"):
+                    continue
+                if line.startswith(("import ", "import\t")):
+                    code.append((pth, line))
+                    continue
+                directory = line if line.startswith("/") else f"{site}/{line}"
+                directory = directory.rstrip("/")
+                if directory not in path and tree.is_dir(directory):
+                    path.append(directory)
+    return path, code
+
+
+def _copy(tree: Tree, target: str, package: str, listed: dict[str, list[str]]) -> Copy | str | None:
+    metadata = list(_metadata(target, listed))
+    roots = [
+        directory
+        for directory, names in listed.items()
+        if package in names and tree.is_file(f"{directory}/{package}/__init__.py")
+    ]
+    for entry in metadata:
+        roots += [r for r in _editable_roots(tree, entry, package, listed) if r not in roots]
+    if not roots:
+        if not metadata:
+            return None
+        return f"{metadata[0]} says that it is installed, but there is no {package}"
+    root = roots[0]
+    if root not in listed:
+        metadata += list(_metadata(target, {root: tree.names(root)}))
+    chosen = _describing(tree, root, metadata)
+    if chosen is None:
+        return f"{root}/{package} has no metadata, so its version is unknown"
+    version = _version(tree, chosen)
+    if version is None:
+        return f"{chosen} names no version"
+    beside = _parent(tree, chosen) == _real(tree, root) and chosen.endswith(".dist-info")
+    wheel = beside and not _editable(tree, chosen)
+    record = f"{chosen}/RECORD"
+    own = _real(tree, f"{root}/{package}")
+    return Copy(
+        target=target,
+        package=package,
+        version=version,
+        kind="wheel" if wheel else "editable",
+        root=root,
+        metadata=chosen,
+        record=record if wheel and tree.is_file(record) else None,
+        others=tuple(f"{r}/{package}" for r in roots if _real(tree, f"{r}/{package}") != own),
+        other_metadata=tuple(m for m in metadata if m != chosen),
+    )
+
+
+def _metadata(target: str, listed: dict[str, list[str]]) -> Iterator[str]:
+    wanted = _normalized(target)
+    for directory, names in listed.items():
+        for name in names:
+            stem, dot, suffix = name.rpartition(".")
+            known = dot and suffix in ("dist-info", "egg-info")
+            if known and _normalized(stem.split("-", 1)[0]) == wanted:
+                yield f"{directory}/{name}"
+
+
+def _describing(tree: Tree, root: str, metadata: Sequence[str]) -> str | None:
+    """As `environment.installation` chooses: beside the package, then editable; newest wins."""
+    real = _real(tree, root)
+    beside = [entry for entry in metadata if _parent(tree, entry) == real]
+    editable = [entry for entry in metadata if _editable(tree, entry)]
+    for group in (editable if not beside else [], beside, list(metadata)):
+        if group:
+            return max(group, key=lambda entry: _mtime(tree, entry))
+    return None
+
+
+def _editable(tree: Tree, metadata: str) -> bool:
+    try:
+        data = json.loads(tree.text(f"{metadata}/direct_url.json"))
+    except ValueError:
+        return False
+    info = data.get("dir_info") if isinstance(data, dict) else None
+    return isinstance(info, dict) and info.get("editable") is True
+
+
+def _editable_roots(
+    tree: Tree, metadata: str, package: str, listed: dict[str, list[str]]
+) -> Iterator[str]:
+    """Import roots that an editable installation names: by its hook, by its URL, by a link file."""
+    if not _editable(tree, metadata) and not metadata.endswith(".egg-info"):
+        return
+    site = metadata.rpartition("/")[0]
+    for name in listed.get(site, ()):
+        if name.startswith("__editable___") and name.endswith("_finder.py"):
+            mapped = _mapping(tree.text(f"{site}/{name}")).get(package, "")
+            above, _, last = mapped.rpartition("/")
+            if last == package and tree.is_file(f"{mapped}/__init__.py"):
+                yield above
+    try:
+        data = json.loads(tree.text(f"{metadata}/direct_url.json"))
+        url = urlsplit(data["url"])
+    except (ValueError, KeyError, TypeError):
+        return
+    directory = unquote(url.path).rstrip("/")
+    if url.scheme == "file" and directory.startswith("/"):
+        for root in (directory, f"{directory}/src", f"{directory}/python"):
+            if tree.is_file(f"{root}/{package}/__init__.py"):
+                yield root
+
+
+def _mapping(source: str) -> dict[str, str]:
+    """Read the MAPPING that setuptools writes into its import hook."""
+    found = re.search(r"^MAPPING(?:: *[^=\n]+)? *= *(\{.*?\})\s*$", source, re.MULTILINE)
+    try:
+        value = ast.literal_eval(found[1]) if found else {}
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, str)}
+
+
+def _version(tree: Tree, metadata: str) -> str | None:
+    names = ("METADATA", "PKG-INFO") if tree.is_dir(metadata) else ("",)
+    for name in names:
+        header = tree.text(f"{metadata}/{name}".rstrip("/")).partition("\n\n")[0]
+        found = re.search(r"^Version:[ \t]*(\S+)[ \t]*\r?$", header, re.MULTILINE | re.IGNORECASE)
+        if found:
+            return found[1]
+    return None
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _parent(tree: Tree, path: str) -> str:
+    return _real(tree, path.rpartition("/")[0])
+
+
+def _real(tree: Tree, path: str) -> str:
+    try:
+        return tree.real(path)
+    except OSError:
+        return path
+
+
+def _mtime(tree: Tree, path: str) -> int:
+    status = tree.status(path)
+    return 0 if status is None else status.st_mtime_ns

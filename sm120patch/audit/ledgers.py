@@ -1,0 +1,93 @@
+"""Read the ledger and journal of an environment that is audited; the environment is not written.
+
+Of another root both are read through `tree` into a temporary directory first: SQLite follows links,
+and settles a killed writer's journal by writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch.audit.tree import Tree
+from sm120patch.claims import CLAIM_NAME
+from sm120patch.errors import RecoveryNeededError, Sm120PatchError
+from sm120patch.journal import Journal, read_journal
+from sm120patch.ledger import Ledger, read_ledger
+from sm120patch.plan import History
+from sm120patch.store import DIRECTORY_NAME, StateDirectory, Store
+
+_LIMIT = 1 << 30
+_FILES = ("ledger.sqlite3", "ledger.sqlite3-journal", "journal.json")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an environment keeps about its patches."""
+
+    ledger: Ledger | None
+    history: History
+    journal: Journal | None
+    holder: str | None
+    """Command that is changing the environment right now."""
+    problem: str = ""
+    """Why ledger or journal cannot be read."""
+    store: Store | None = None
+    """Contents by digest; None for another root."""
+
+
+@contextlib.contextmanager
+def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
+    """Open what is kept under a prefix; damage is told, not raised."""
+    with contextlib.ExitStack() as stack:
+        state = _state(tree, prefix, stack)
+        journal, problem = _journal(state)
+        ledger, history = None, History()
+        try:
+            ledger = stack.enter_context(read_ledger(state.ledger))
+            history = History() if ledger is None else ledger.history()
+        except Sm120PatchError as error:
+            ledger, problem = None, error.message
+        holder = state.holder() if tree.is_host else None
+        store = Store(state) if tree.is_host else None
+        yield Kept(ledger, history, journal, holder, problem, store)
+
+
+def _state(tree: Tree, prefix: str, stack: contextlib.ExitStack) -> StateDirectory:
+    if tree.is_host:
+        return StateDirectory.of(Path(prefix))
+    copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sm120patch-audit-")))
+    for name in _FILES:
+        data = tree.read(f"{prefix}/{DIRECTORY_NAME}/{name}", _LIMIT)
+        if data is not None:
+            (copy / name).write_bytes(data)
+    return StateDirectory(copy)
+
+
+def _journal(state: StateDirectory) -> tuple[Journal | None, str]:
+    try:
+        return read_journal(state.journal), ""
+    except RecoveryNeededError as error:
+        return None, error.message
+    except OSError as error:
+        return None, f"{state.journal}: {error.strerror}"
+
+
+def claimant(tree: Tree, git_dir: str, prefix: str) -> str | None:
+    """Prefix of another environment that has patched this checkout and still has its ledger."""
+    try:
+        data = json.loads(tree.text(f"{git_dir}/{CLAIM_NAME}"))
+    except ValueError:
+        return None
+    owner = data.get("prefix") if isinstance(data, dict) else None
+    if not isinstance(owner, str) or not owner.startswith("/"):
+        return None
+    if tree.is_host and os.path.realpath(owner) == os.path.realpath(prefix):
+        return None
+    ledger = f"{owner}/{DIRECTORY_NAME}/ledger.sqlite3"
+    return owner if owner != prefix and tree.is_file(ledger) else None

@@ -1,0 +1,115 @@
+"""Commands that look at whole hosts: audit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sm120patch.cli.options import catalogue_options, output_option
+from sm120patch.cli.output import Output
+from sm120patch.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm120patch.audit.findings import HostReport
+    from sm120patch.catalogue import Catalogue, Places
+
+pass_output = click.make_pass_decorator(Output)
+
+KINDS = (
+    "foreign", "by-hand", "missing", "added", "unreadable", "record", "lost", "drifted",
+    "unverified", "interrupted", "changed-payload", "copies", "shared", "carrier",
+    "stale-bytecode", "stale-build", "stale-server", "unknown",
+)  # fmt: skip
+"""Words of `findings.Kind`; a test compares them, so that `--help` needs no import."""
+
+
+@click.command()
+@click.option("--env", metavar="PREFIX", help="Audit this environment only.")
+@click.option("--python", metavar="EXE", help="Audit the environment of this interpreter only.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="Audit an unpacked image or a container's file system that lies here; nothing outside it"
+    " is read.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="Kinds of findings that exit with 1; may be repeated (default: all). What is unknown"
+    " always does.",
+)
+@click.option("--network", is_flag=True, help="Search network mounts too.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Hash only files whose size, times or inode changed since they were hashed last.",
+)
+@catalogue_options
+@output_option
+@pass_output
+def audit(
+    output: Output,
+    env: str | None,
+    python: str | None,
+    root: Path | None,
+    fail_on: tuple[str, ...],
+    network: bool,
+    quick: bool,
+    catalogue: Places,
+) -> int:
+    """Find every Python environment and compare each file with upstream's; exit 1 on findings.
+
+    Without --env or --python the whole host is searched. No code of the environments is run.
+    """
+    from sm120patch.audit.findings import FailOn, Kind, host_dict
+    from sm120patch.cli.audittext import report_text
+    from sm120patch.operations.auditing import Scope
+    from sm120patch.operations.auditing import audit as audit_host
+
+    scope = Scope(root, env, python, network, quick)
+    report = audit_host(scope, _catalogue(output, catalogue), _progress(output))
+    chosen = FailOn(frozenset(map(Kind, fail_on))) if fail_on else FailOn()
+    failed = chosen.fails(finding for _environment, finding in report.all_findings)
+    code = ExitCode.FINDINGS if failed else ExitCode.OK
+    result = {**host_dict(report), **_single(report, named=bool(env or python))}
+    output.data(result, report_text(report), code)
+    return code
+
+
+def _single(report: HostReport, *, named: bool) -> dict[str, object]:
+    """Return the keys that describe the one environment that was named."""
+    if not named:
+        return {"prefix": None, "versions": {}, "files": {}}
+    (environment,) = report.environments
+    return {
+        "prefix": environment.prefix,
+        "versions": environment.versions,
+        "files": {p.target: p.compared for p in environment.packages},
+    }
+
+
+def _catalogue(output: Output, where: Places) -> Catalogue:
+    """Load the catalogue; a broken one is told, and the ledger alone answers."""
+    from sm120patch import catalogue as catalogues
+    from sm120patch.errors import CatalogueError
+
+    try:
+        return catalogues.load(where)
+    except CatalogueError as error:
+        output.talk(f"warning: going by the ledger alone: {error.message}")
+        return catalogues.Catalogue({})
+
+
+def _progress(output: Output) -> Callable[[str], None]:
+    if sys.stderr.isatty():
+        return output.talk
+    return lambda _text: None
+
+
+COMMANDS: tuple[click.Command, ...] = (audit,)

@@ -1,0 +1,61 @@
+"""Text of an audit for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sm120patch.audit.findings import EnvironmentReport, HostReport, PackageReport
+from sm120patch.plaintext import table
+
+
+def report_text(report: HostReport) -> str:
+    """Return one section for each environment that holds a target, then what else there is."""
+    shown = [e for e in report.environments if e.packages or e.findings]
+    parts = [part for environment in shown for part in (_environment(environment), "")]
+    others = len(report.environments) - len(shown)
+    if report.findings:
+        rows = [(f.kind.value, f.path, f.detail) for f in report.findings]
+        parts += [f"{report.root}:", _indented(table(rows)), ""]
+    parts += [f"not looked into: {s.path}: {s.reason}" for s in report.skipped]
+    if others:
+        parts.append(f"{others} environments hold neither SGLang nor FlashInfer")
+    parts.append(_sum(report))
+    return "\n".join(parts)
+
+
+def _environment(environment: EnvironmentReport) -> str:
+    python = f", Python {environment.python}" if environment.python else ""
+    names = f"; also {', '.join(environment.names)}" if environment.names else ""
+    lines = [f"{environment.prefix} ({environment.kind}{python}{names})"]
+    lines += [f"  {line}" for p in environment.packages for line in _package(p)]
+    if not environment.packages:
+        lines.append("  no target installed")
+    rows = [(s.id, s.label, s.reason) for s in environment.sets]
+    lines += [_indented(table(rows))] if rows else []
+    found = [(f.kind.value, f.target, f.path, f.detail) for f in environment.findings]
+    lines += [_indented(table(found))] if found else []
+    hints = dict.fromkeys(f.hint for f in environment.findings if f.hint)
+    lines += [f"  next: {hint} --env {environment.prefix}" for hint in hints]
+    return "\n".join(lines)
+
+
+def _package(package: PackageReport) -> Iterator[str]:
+    head = f"{package.target} {package.version}"
+    if package.compared:
+        pristine = f"{package.pristine} of {package.compared} files are upstream's"
+        yield f"{head}: {pristine} ({package.origin})"
+    else:
+        yield f"{head}: not compared"
+    for other in package.same_as:
+        yield f"{head}: the same files as in {other}"
+
+
+def _sum(report: HostReport) -> str:
+    count = sum(1 for _ in report.all_findings)
+    environments = len(report.environments)
+    what = f"{environments} environment{'' if environments == 1 else 's'}"
+    return f"{what}: {f'{count} findings' if count else 'no findings'}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
