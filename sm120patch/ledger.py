@@ -2,7 +2,7 @@
 
 Writes `PREFIX/.sm120patch/ledger.sqlite3` only. Events are append-only, enforced by triggers; one
 `commit` writes the new state, its event and its evidence in a single SQLite transaction with
-`synchronous=FULL`, so a transaction id found in the events is the proof that it took effect.
+`synchronous=EXTRA`, so a transaction id found in the events is the proof that it took effect.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from sm120patch import __version__
+from sm120patch.disk import sync_directory
 from sm120patch.errors import BusyError, ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.plan import (
@@ -274,7 +275,9 @@ def _session(path: Path, mode: str) -> Iterator[Ledger]:
 
 def _connect(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
-    connection.execute("PRAGMA synchronous=FULL")
+    # EXTRA syncs the directory after SQLite's own journal has gone: with FULL, a power failure may
+    # bring that journal back, and with it the state from before a commit that we relied on.
+    connection.execute("PRAGMA synchronous=EXTRA")
     connection.execute("PRAGMA foreign_keys=ON")
     return connection
 
@@ -285,11 +288,12 @@ def _create(path: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE")
-            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA synchronous=EXTRA")
             connection.executescript(
                 f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
             )
         temporary.replace(path)
+        sync_directory(path.parent)
     except (OSError, sqlite3.Error) as error:
         raise HostError(
             f"cannot create the ledger {path}: {error}",

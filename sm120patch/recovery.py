@@ -66,7 +66,7 @@ def recover(
         side = decided_side(state, journal)
         foreign = transaction.drop_foreign() if keep_foreign else []
         try:
-            transaction.swap(side)
+            transaction.settle(side)
         except (OSError, ConflictError) as error:
             raise RecoveryNeededError(
                 f"recovery of {journal.command!r} stopped: {error}",

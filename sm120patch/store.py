@@ -9,15 +9,16 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120patch.disk import sync_directory, write_file
+from sm120patch.disk import TEMP_PREFIX, make_directory, sweep, write_file
 from sm120patch.errors import BusyError, HostError
 from sm120patch.model import sha256_hex
 
 _ATTEMPTS, _PAUSE = 6, 0.05
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY_NAME = ".sm120patch"
 _README = """\
 This directory belongs to sm120patch, which changed files of this Python environment.
@@ -58,12 +59,25 @@ class StateDirectory:
         """Directory for the output of servers that a verification starts."""
         return self.path / "logs"
 
+    def require_real(self) -> None:
+        """Raise HostError where the directory is a symbolic link: it would lead writes away."""
+        if self.path.is_symlink():
+            raise HostError(
+                f"{self.path} is a symbolic link; state is only kept in the environment itself",
+                hint="put a real directory there (a bind mount keeps it elsewhere), then repeat",
+                code="state-linked",
+                details={"path": str(self.path)},
+            )
+
     def ensure(self) -> None:
-        """Create the directory and its README; HostError when the prefix cannot be written."""
+        """Create the directory and its README; HostError when the prefix cannot be written.
+
+        Every directory is durable before anything in it is relied on.
+        """
+        self.require_real()
         try:
-            self.path.mkdir(exist_ok=True)
-            (self.path / "objects").mkdir(exist_ok=True)
-            self.logs.mkdir(exist_ok=True)
+            for directory in (self.path, self.path / "objects", self.logs):
+                make_directory(directory)
             if not (self.path / "README").exists():
                 write_file(self.path / "README", _README.encode())
         except OSError as error:
@@ -71,16 +85,21 @@ class StateDirectory:
 
     def holder(self) -> str | None:
         """Say which other command holds the lock now, None when nobody does."""
-        try:
-            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "unknown"
-        finally:
-            os.close(fd)
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if not _free(fd):
+                    text = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+                    return text or "unknown"
+            finally:
+                os.close(fd)
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, _DIRECTORY)
+            try:
+                # Somebody has removed the lock file from under its holder.
+                return None if _free(fd) else "unknown (its lock file was removed)"
+            finally:
+                os.close(fd)
         return None
 
     def _take(self, fd: int) -> bool:
@@ -96,30 +115,59 @@ class StateDirectory:
             return (found.st_dev, found.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
         return False
 
+    def _take_directory(self, fd: int) -> bool:
+        """Lock the directory as well: unlike the file, nobody can put another in its place.
+
+        File systems without locks on directories (NFS) leave it at the file.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+                continue
+            except OSError:
+                return True
+            return True
+        return False
+
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
         """Hold the environment exclusively; BusyError at once when another process has it.
 
-        The kernel frees the lock when the process dies, so a stale lock cannot exist.
+        The kernel frees the lock when the process dies, so a stale lock cannot exist. What dead
+        commands left in the state directory is swept away.
         """
         self.ensure()
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self.path / "lock", flags, 0o644)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            if not self._take(fd):
-                holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
-                raise busy(self, holder or "unknown")
+        with contextlib.ExitStack() as held:
             try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                directory = os.open(self.path, _DIRECTORY)
+                held.callback(os.close, directory)
+                fd = os.open("lock", flags, 0o644, dir_fd=directory)
+                held.callback(os.close, fd)
+                if not (self._take(fd) and self._take_directory(directory)):
+                    holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+                    raise busy(self, holder or "unknown")
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
+                self._sweep()
             except OSError as error:
                 raise _unwritable(self.path, error) from error
             yield
-        finally:
-            os.close(fd)
+
+    def _sweep(self) -> None:
+        sweep(self.path)
+        for directory in (self.path / "objects").iterdir():
+            sweep(directory)
+
+
+def _free(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def busy(state: StateDirectory, holder: str) -> BusyError:
@@ -148,15 +196,16 @@ class Store:
     def _path(self, digest: str) -> Path:
         return self._objects / digest[:2] / digest[2:]
 
-    def put(self, data: bytes) -> str:
-        """Keep `data` durably and return its digest; an intact copy is left as it is."""
+    def put(self, data: bytes, *, private: bool = False) -> str:
+        """Keep `data` durably and return its digest; an intact copy is left as it is.
+
+        `private`: nobody but the owner may read it, as the file it comes from.
+        """
         digest = sha256_hex(data)
         if self.get(digest) is None:
             path = self._path(digest)
-            if not path.parent.is_dir():
-                path.parent.mkdir(exist_ok=True)
-                sync_directory(self._objects)
-            write_file(path, data)
+            make_directory(path.parent)
+            write_file(path, data, mode=0o600 if private else 0o644)
         return digest
 
     def get(self, digest: str) -> bytes | None:
@@ -166,3 +215,21 @@ class Store:
         except OSError:
             return None
         return data if sha256_hex(data) == digest else None
+
+    def digests(self) -> set[str]:
+        """Names of everything that is kept, intact or not."""
+        found = set()
+        with contextlib.suppress(OSError):
+            for entry in self._objects.glob("??/*"):
+                if not entry.name.startswith(TEMP_PREFIX):
+                    found.add(entry.parent.name + entry.name)
+        return found
+
+    def drop(self, digests: Iterable[str]) -> int:
+        """Remove contents that nothing refers to; return how many there were."""
+        count = 0
+        for digest in digests:
+            with contextlib.suppress(FileNotFoundError):
+                self._path(digest).unlink()
+                count += 1
+        return count

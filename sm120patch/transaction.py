@@ -16,9 +16,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from sm120patch import disk
+from sm120patch import disk, exchange
 from sm120patch.caches import bytecode
 from sm120patch.errors import (
     ConflictError,
@@ -38,7 +38,7 @@ from sm120patch.journal import (
     write_journal,
 )
 from sm120patch.ledger import now, read_ledger
-from sm120patch.model import ABSENT, sha256_hex
+from sm120patch.model import ABSENT
 from sm120patch.plan import FileStep
 from sm120patch.signals import held_back
 from sm120patch.store import StateDirectory, Store, busy
@@ -57,39 +57,6 @@ on_checkpoint: Checkpoint = _nothing
 def checkpoint(label: str) -> None:
     """Tell that a step changed the disk."""
     on_checkpoint(label)
-
-
-def target_path(root: str, path: str) -> Path:
-    """Join a relative target path below `root`, refusing to leave it or to follow a link.
-
-    Raises ConflictError naming the component; the file itself may be missing.
-    """
-    relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts or not relative.parts:
-        raise ConflictError(f"the path {path!r} does not stay below {root}")
-    current = Path(root)
-    for part in relative.parts:
-        current = current / part
-        if current.is_symlink():
-            raise ConflictError(
-                f"{current} is a symbolic link; its file may belong to several environments",
-                hint="install the package as real files, or patch the environment it points to",
-                details={"path": str(current)},
-            )
-    return current
-
-
-def read_digest(path: Path) -> str | None:
-    """Digest of a file's bytes, None when it does not exist."""
-    try:
-        return sha256_hex(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _found(path: Path) -> str:
-    """Digest of what is at `path`, `ABSENT` when nothing is."""
-    return read_digest(path) or ABSENT
 
 
 @dataclass(frozen=True)
@@ -124,17 +91,33 @@ class Transaction:
         The time (seconds since the epoch) is taken after the last write: a server started before
         it proves nothing. Raises ConflictError before any write when a file is neither side.
         """
+        return self._swap(side, self._write)
+
+    def settle(self, side: Side) -> None:
+        """Like `swap`, on the way back or after a crash: a full disk does not keep it from it.
+
+        The journal that is there leads to the same end, so it need not be written.
+        """
+        self._swap(side, self._try_to_write)
+
+    def _swap(self, side: Side, write: Callable[..., None]) -> float:
+        tx, command = self.journal.tx, self.journal.command
         with held_back():
-            self._write(moving_to=side)
-            pending = self._pending(side)
+            write(moving_to=side)
+            pending = [
+                entry
+                for entry in self.journal.files
+                if not exchange.is_right(entry, side, exchange.require_known(entry, command))
+            ]
             # A full disk is met here, before anything has moved.
-            staged = [(entry, self._stage(entry, side)) for entry in pending]
+            ready = [self._stage(entry, side) for entry in pending]
             self._park_caches()
-            for entry, (temporary, path) in staged:
-                self._exchange(entry, temporary, path)
+            for one in ready:
+                exchange.exchange(one, side, tx, command)
+                checkpoint(f"{'replace' if one.name else 'remove'} {one.entry.path}")
             self._after_replace(pending, side)
             self._read_back(side)
-            self._write(at=side, moving_to=None)
+            write(at=side, moving_to=None)
         return time.time()
 
     def _write(self, **changes: object) -> None:
@@ -143,70 +126,26 @@ class Transaction:
         write_journal(self.state.journal, self.journal)
         checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 
-    def _exchange(self, entry: JournalFile, temporary: Path | None, path: Path) -> None:
-        self._require_known(entry)  # Staging took time: somebody may have written meanwhile.
-        if temporary is None:
-            path.unlink()
-        else:
-            temporary.replace(path)
-        checkpoint(f"{'remove' if temporary is None else 'replace'} {entry.path}")
+    def _try_to_write(self, **changes: object) -> None:
+        with contextlib.suppress(OSError):
+            self._write(**changes)
 
-    def _pending(self, side: Side) -> list[JournalFile]:
-        pending = []
-        for entry in self.journal.files:
-            found = self._require_known(entry)
-            right = found == entry.sha256(side)
-            if right and found != ABSENT:
-                path = target_path(entry.root, entry.path)
-                right = path.stat().st_mtime_ns == entry.mtime_ns(side)
-            if not right:
-                pending.append(entry)
-        return pending
-
-    def _require_known(self, entry: JournalFile) -> str:
-        """Return what a file holds; ConflictError when that is neither side's content."""
-        path = target_path(entry.root, entry.path)
-        found = _found(path)
-        if found not in (entry.a_sha256, entry.b_sha256):
-            raise ConflictError(
-                f"{path} was changed by something else while {self.journal.command!r} was"
-                f" under way: sha256 {_short(found)}, expected {_short(entry.a_sha256)}"
-                f" or {_short(entry.b_sha256)}",
-                code="foreign-edit",
-                hint="nothing foreign was overwritten; run `sm120patch audit`",
-                details={"path": str(path), "found": found},
-            )
-        return found
+    def _stage(self, entry: JournalFile, side: Side) -> exchange.Ready:
+        ready = exchange.stage(entry, side, self.journal.tx, self._store.get)
+        if ready.name is not None:
+            checkpoint(f"stage {entry.path}")
+        return ready
 
     def _moved(self, side: Side) -> bool:
         """Tell whether a file holds the other side's content: only then is there work to undo."""
         return any(
-            _found(target_path(e.root, e.path)) == e.sha256("b" if side == "a" else "a")
+            exchange.found(e.root, e.path) == e.sha256(exchange.other(side))
             for e in self.journal.files
             if e.a_sha256 != e.b_sha256
         )
 
-    def _stage(self, entry: JournalFile, side: Side) -> tuple[Path | None, Path]:
-        """Write the content of a side beside its file; None where the file shall not be there."""
-        path = target_path(entry.root, entry.path)
-        if entry.sha256(side) == ABSENT:
-            return None, path
-        data = self._store.get(entry.sha256(side))
-        if data is None:
-            raise RecoveryNeededError(
-                f"the store has no intact copy of {entry.path} (sha256 {entry.sha256(side)})",
-                hint=f"reinstall {entry.target}, then run `sm120patch recover --keep-foreign`",
-            )
-        like = path.stat() if path.exists() else None
-        temporary = disk.stage(path, data, self.journal.tx, like=like)
-        temporary.chmod(entry.mode(side))
-        disk.set_mtime(temporary, entry.mtime_ns(side))
-        checkpoint(f"stage {entry.path}")
-        return temporary, path
-
     def _after_replace(self, entries: list[JournalFile], side: Side) -> None:
-        for directory in sorted({target_path(e.root, e.path).parent for e in entries}):
-            disk.sync_directory(directory)
+        exchange.sync(entries)
         trees = [Path(t) for t in (self.journal.pycache_prefix or "").split(os.pathsep) if t]
         for entry in self.journal.files:
             bytecode.purge(Path(entry.root), entry.path, trees)
@@ -235,9 +174,10 @@ class Transaction:
 
     def _read_back(self, side: Side) -> None:
         for entry in self.journal.files:
-            path = target_path(entry.root, entry.path)
-            if _found(path) != entry.sha256(side):
-                raise OSError(f"{path} does not hold what was written to it")
+            if exchange.found(entry.root, entry.path) != entry.sha256(side):
+                raise OSError(
+                    f"{Path(entry.root, entry.path)} does not hold what was written to it"
+                )
 
     def commit(self, side: Side, record: Callable[[str, Side], None]) -> None:
         """End on `side`: swap there if needed, let `record(tx, side)` write the ledger, close.
@@ -260,12 +200,11 @@ class Transaction:
         """
         try:
             with held_back():
-                self._remove_temporaries()
                 side = decided_side(self.state, self.journal)
-                # With a full disk not even the journal can be written; when no file has moved,
-                # nothing has to be, and a foreign edit is left to its owner.
+                # When no file has moved, nothing has to be, and a foreign edit is left to its
+                # owner.
                 if self.journal.at != side or self._moved(side):
-                    self.swap(side)
+                    self.settle(side)
                 elif self.journal.moving_to is not None:
                     self._unpark_caches(side)
                 self.close()
@@ -277,30 +216,17 @@ class Transaction:
             ) from error
         return committed_event(self.state, self.journal.tx) is None
 
-    def _remove_temporaries(self) -> None:
-        for entry in self.journal.files:
-            with contextlib.suppress(ConflictError, OSError):
-                disk.temp_path(target_path(entry.root, entry.path), self.journal.tx).unlink()
-
     def close(self) -> None:
         """Remove what is left of the transaction: from here on nothing is under way."""
-        self._remove_temporaries()
+        exchange.tidy(self.journal.files, self.journal.tx)
+        checkpoint("temporaries removed")
         remove_journal(self.state.journal)
         checkpoint("journal removed")
 
-    def _is_foreign(self, entry: JournalFile) -> bool:
-        try:
-            return _found(target_path(entry.root, entry.path)) not in (
-                entry.a_sha256,
-                entry.b_sha256,
-            )
-        except (ConflictError, OSError):
-            return True  # A link, a directory or something unreadable is not ours either.
-
     def drop_foreign(self) -> list[str]:
         """Leave out files that are on neither side; return their paths."""
-        self._remove_temporaries()
-        foreign = [e for e in self.journal.files if self._is_foreign(e)]
+        exchange.tidy(self.journal.files, self.journal.tx)
+        foreign = [e for e in self.journal.files if exchange.is_foreign(e)]
         kept = tuple(e for e in self.journal.files if e not in foreign)
         self._write(files=kept)
         return [e.path for e in foreign]
@@ -318,10 +244,6 @@ def decided_side(state: StateDirectory, journal: Journal) -> Side:
     if committed is None:
         return journal.restore
     return "a" if committed.data.get("end") == "a" else "b"
-
-
-def _short(digest: str) -> str:
-    return "no file" if digest == ABSENT else digest[:12]
 
 
 def require_settled(state: StateDirectory) -> None:
@@ -394,7 +316,7 @@ def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings
             sides = (step.before_sha256, step.before), (step.after_sha256, step.after)
             for digest, data in (*sides, (step.pristine_sha256, step.pristine)):
                 if digest != ABSENT:
-                    store.put(data)
+                    store.put(data, private=not step.mode & 0o044)
             checkpoint(f"store {step.path}")
         transaction = Transaction(state, _journal(steps, settings))
         write_journal(state.journal, transaction.journal)
@@ -411,7 +333,7 @@ def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings
 
 
 def _require_unchanged(steps: tuple[FileStep, ...]) -> None:
-    stale = [s.path for s in steps if _found(target_path(s.root, s.path)) != s.before_sha256]
+    stale = [s.path for s in steps if exchange.found(s.root, s.path) != s.before_sha256]
     if stale:
         raise ConflictError(
             f"the plan is stale: changed since it was made: {', '.join(stale)}",
@@ -440,15 +362,17 @@ def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
 
 
 def _journal_file(step: FileStep, settings: Settings) -> JournalFile:
-    path = target_path(step.root, step.path)
-    present = 0 if step.before_sha256 == ABSENT else path.stat().st_mtime_ns
+    present, mode = 0, step.mode
+    if step.before_sha256 != ABSENT:
+        with disk.spot(step.root, step.path) as place:
+            status = disk.status(place)
+        present, mode = status.st_mtime_ns, stat.S_IMODE(status.st_mode)
     if step.to_pristine:
         other = step.pristine_mtime_ns
     else:
         # A whole second apart, or same-size sources would keep their old bytecode.
         fresh = max(time.time_ns(), (present // 10**9 + 1) * 10**9)
         other = settings.mtimes.get(step.path, fresh)
-    mode = step.mode if step.before_sha256 == ABSENT else stat.S_IMODE(path.stat().st_mode)
     before = (step.before_sha256, present, mode)
     after = (step.after_sha256, other, step.mode if step.to_pristine else mode)
     a, b = (before, after) if settings.start == "a" else (after, before)

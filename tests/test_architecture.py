@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "packages", "published", "tuning"),
-    ("transaction", "recovery", "verify", "simhost", "audit", "report", "doctor"),
+    ("transaction", "recovery", "exchange", "verify", "simhost", "audit", "report", "doctor"),
     ("operations",),
     ("cli", "__main__"),
 )  # fmt: skip

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sm120patch.disk import sync_directory
 from sm120patch.errors import HostError
 
 
@@ -24,8 +25,9 @@ def purge(root: Path, path: str, trees: Iterable[Path] = ()) -> list[Path]:
     source = root / path
     if source.suffix != ".py":
         return []
-    removed = []
+    removed: list[Path] = []
     for directory in _directories(source, trees):
+        before = len(removed)
         for cached in sorted(directory.glob(f"{glob.escape(source.stem)}.*.pyc")):
             try:
                 cached.unlink()
@@ -37,6 +39,8 @@ def purge(root: Path, path: str, trees: Iterable[Path] = ()) -> list[Path]:
                     hint="run as the owner of the environment",
                 ) from error
             removed.append(cached)
+        if len(removed) > before:
+            sync_directory(directory)  # a power failure must not bring it back
     return removed
 
 

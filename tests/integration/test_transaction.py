@@ -8,6 +8,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,14 +124,13 @@ def test_hard_links_elsewhere_keep_their_bytes(place: Place, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-@pytest.mark.parametrize("call", ["fsync", "replace", "utime", "fchmod"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "utime", "fchmod", "link", "unlink"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 5, 7])
 def test_a_failing_disk_rolls_back(
     place: Place, monkeypatch: pytest.MonkeyPatch, call: str, code: int, nth: int
 ) -> None:
     """One failing system call, wherever it strikes, ends on the old or the committed content."""
-    owner = Path if call == "replace" else os
-    real, count = getattr(owner, call), 0
+    real, count = getattr(os, call), 0
 
     def failing(*arguments: object, **options: object) -> object:
         nonlocal count
@@ -139,7 +139,7 @@ def test_a_failing_disk_rolls_back(
             raise OSError(code, os.strerror(code))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(owner, call, failing)
+    monkeypatch.setattr(os, call, failing)
     try:
         place.run()
         outcome = "done"
@@ -162,10 +162,10 @@ def test_a_full_disk_is_an_error_with_everything_as_before(
 ) -> None:
     real = disk.stage
 
-    def full(path: Path, data: bytes, tag: str, like: os.stat_result | None = None) -> Path:
-        if path.name == "c.py":
+    def full(place: disk.Spot, data: bytes, **options: Any) -> None:
+        if "c.py" in place.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, data, tag, like)
+        real(place, data, **options)
 
     monkeypatch.setattr(disk, "stage", full)
     with pytest.raises(RolledBackError, match="No space left"):
@@ -177,17 +177,17 @@ def test_a_full_disk_is_an_error_with_everything_as_before(
 def test_when_even_the_rollback_fails_the_journal_stays(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, count = Path.replace, 0
+    real, count = disk.rename, 0
 
-    def dying(self: Path, target: Path) -> Path:
+    def dying(source: disk.Spot, name: str) -> None:
         nonlocal count
-        if self.name.startswith(disk.TEMP_PREFIX) and "pkg" in str(self):
+        if "pkg" in str(source.shown):
             count += 1
             if count >= 2:
                 raise OSError(errno.EIO, "gone")
-        return real(self, target)
+        real(source, name)
 
-    monkeypatch.setattr(Path, "replace", dying)
+    monkeypatch.setattr(disk, "rename", dying)
     with pytest.raises(RecoveryNeededError, match="could not be rolled back"):
         place.run()
     monkeypatch.undo()
@@ -277,16 +277,16 @@ def test_an_interrupt_after_the_ledger_commit_keeps_the_new_content(
 
 @pytest.mark.parametrize("path", ["../outside.py", "/etc/passwd", "pkg/../../x", ""])
 def test_paths_never_leave_the_root(tmp_path: Path, path: str) -> None:
-    with pytest.raises(ConflictError):
-        transaction.target_path(str(tmp_path), path)
+    with pytest.raises(ConflictError), disk.spot(tmp_path, path):
+        pass
 
 
 def test_a_symlinked_directory_is_refused(place: Place, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "x.py").write_bytes(b"x")
     (place.root / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(ConflictError, match="symbolic link"):
-        transaction.target_path(str(place.root), "link/x.py")
+    with pytest.raises(ConflictError, match="symbolic link"), disk.spot(place.root, "link/x.py"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -301,16 +301,73 @@ def test_a_damaged_journal_asks_for_help_and_changes_nothing(place: Place, garba
     assert place.content() == OLD and place.state.journal.read_bytes() == garbage
 
 
+def rot(place: Place) -> None:
+    for entry in (place.state.path / "objects").rglob("*"):
+        if entry.is_file():
+            entry.write_bytes(b"rotten")
+
+
 def test_a_lost_original_is_said_and_nothing_is_touched(place: Place) -> None:
     with pytest.raises(RecoveryNeededError, match="store"):  # noqa: SIM117
         with transaction.begin(place.state, place.steps(OLD, NEW), place.settings()) as tx:
             tx.swap("b")
-            for entry in (place.state.path / "objects").rglob("*"):
-                if entry.is_file():
-                    entry.write_bytes(b"rotten")
+            rot(place)
+            for kept in place.root.rglob("*.kept"):
+                kept.unlink()
             tx.swap("a")
     assert place.content() == NEW
     assert read_journal(place.state.journal) is not None
+
+
+def test_the_files_that_were_replaced_are_at_hand_until_the_end(place: Place) -> None:
+    """The way back needs neither the store nor room on the disk."""
+    inodes = {path: (place.root / path).stat().st_ino for path in OLD}
+    with transaction.begin(place.state, place.steps(OLD, NEW), place.settings()) as tx:
+        tx.swap("b")
+        rot(place)
+        tx.swap("a")
+        assert {path: (place.root / path).stat().st_ino for path in OLD} == inodes
+        tx.swap("b")
+        assert place.content() == NEW
+        tx.swap("a")
+        tx.commit("a", place.record)
+    assert place.content() == OLD and place.litter() == []
+    assert {path: (place.root / path).stat().st_ino for path in OLD} == inodes
+
+
+def test_without_hard_links_the_store_gives_the_content(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    place.run()
+    assert place.content() == NEW
+    place.run(NEW, OLD)
+    assert place.content() == OLD and place.litter() == []
+
+
+def test_what_is_written_into_a_file_at_the_last_moment_is_not_lost(place: Place) -> None:
+    """A program that has the old file open writes into it while it leaves its name."""
+    open_before = (place.root / "pkg/c.py").open("r+b")
+    real = os.link
+
+    def write(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
+        if arguments[0] == "c.py":
+            open_before.write(b"m = 'my'")
+            open_before.flush()
+
+    with open_before, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", write)
+        with pytest.raises((ConflictError, RecoveryNeededError), match="changed by something"):
+            place.run()
+    assert (place.root / "pkg/c.py").read_bytes() == b"m = 'my'"
+    if place.state.journal.exists():
+        recovery.recover(place.state, keep_foreign=True)
+    assert place.content() == {**OLD, "pkg/c.py": b"m = 'my'"}
+    assert place.litter() == []
 
 
 def test_the_store_replaces_a_rotten_object(place: Place) -> None:
