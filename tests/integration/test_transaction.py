@@ -356,17 +356,17 @@ def test_what_is_written_into_a_file_at_the_last_moment_is_not_lost(place: Place
     def write(*arguments: Any, **options: Any) -> None:
         real(*arguments, **options)
         if arguments[0] == "c.py":
-            open_before.write(b"m = 'my'")
+            open_before.write(b"c = 'own'")
             open_before.flush()
 
     with open_before, pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "link", write)
         with pytest.raises((ConflictError, RecoveryNeededError), match="changed by something"):
             place.run()
-    assert (place.root / "pkg/c.py").read_bytes() == b"m = 'my'"
+    assert (place.root / "pkg/c.py").read_bytes() == b"c = 'own'"
     if place.state.journal.exists():
         recovery.recover(place.state, keep_foreign=True)
-    assert place.content() == {**OLD, "pkg/c.py": b"m = 'my'"}
+    assert place.content() == {**OLD, "pkg/c.py": b"c = 'own'"}
     assert place.litter() == []
 
 
