@@ -1,0 +1,76 @@
+"""Runs command lines in forked copies of one warm process, each with a fault armed.
+
+usage: LD_PRELOAD=seam.so python -m tests.support.faults.server ROOT...
+Reads one JSON request a line, writes one JSON answer a line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+import sm120patch.caches.switch
+import sm120patch.cli.changing
+import sm120patch.cli.looking
+import sm120patch.host
+import sm120patch.operations.changing
+import sm120patch.operations.inspecting
+import sm120patch.recovery  # noqa: F401
+from sm120patch.cli import main as entry
+
+
+def answer(library: Any, request: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = os.fork()
+        if pid == 0:
+            child(library, request, out.fileno(), err.fileno())
+        _pid, status = os.waitpid(pid, 0)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode("utf-8", "replace"))
+    return {"code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1]}
+
+
+def child(library: Any, request: dict[str, Any], out: int, err: int) -> None:
+    code = 99
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.setpgid(0, 0)
+        sys.argv = ["sm120patch", *request["arguments"]]
+        if statements := request.get("before"):
+            exec(compile(statements, "before", "exec"), {"request": request})
+        trace = (request.get("trace") or "").encode()
+        library.seam_arm(request["at"], request["action"], request["code"], trace)
+        try:
+            entry.main()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:
+        os.write(2, f"escaped: {error!r}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    library = ctypes.CDLL(None)
+    library.seam_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
+    for root in sys.argv[1:]:
+        library.seam_root(root.encode())
+    gc.freeze()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(library, json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
