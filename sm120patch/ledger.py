@@ -122,6 +122,17 @@ class Ledger:
             parameters = (content_digest,)
         return [_evidence(row) for row in self._db.execute(query + " ORDER BY id DESC", parameters)]
 
+    @_reading_rows()
+    def contents(self) -> set[str]:
+        """Return every sha256 of a file content that a state or an event speaks of."""
+        history = self.history()
+        found = {d for f in history.files.values() for d in (f.pristine_sha256, f.current_sha256)}
+        for (text,) in self._db.execute("SELECT data FROM events"):
+            files = json.loads(text).get("files")
+            for sides in files.values() if isinstance(files, dict) else ():
+                found.update(side for side in sides if isinstance(side, str))
+        return found
+
     def evidence_of(self, event: int) -> Evidence | None:
         """Return the evidence that was recorded with an event."""
         row = self._db.execute("SELECT * FROM evidence WHERE event = ?", (event,)).fetchone()

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from sm120patch.errors import ConflictError, RecoveryNeededError
 from sm120patch.evidence import Event
 from sm120patch.journal import Journal, read_journal
-from sm120patch.ledger import open_ledger
-from sm120patch.store import StateDirectory
+from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.store import StateDirectory, Store
 from sm120patch.transaction import Transaction, checkpoint, decided_side
 
 
@@ -85,3 +85,19 @@ def recover(
         checkpoint("recovery recorded")
         transaction.close()
     return Recovery(journal.command, outcome, tuple(foreign))
+
+
+def collect(state: StateDirectory) -> int:
+    """Remove contents that no event and no file of the ledger speaks of; return how many.
+
+    They come from commands that were killed before they could begin. The caller holds the lock.
+    Without a ledger, or with an open journal, everything is kept.
+    """
+    if state.journal.exists():
+        return 0
+    with read_ledger(state.ledger) as ledger:
+        if ledger is None:
+            return 0
+        known = ledger.contents()
+    store = Store(state)
+    return store.drop(store.digests() - known)

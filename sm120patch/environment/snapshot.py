@@ -26,6 +26,7 @@ from sm120patch.model import (
     sha256_hex,
 )
 
+_PROBE = ".sm120patch-probe-"
 Originals = Callable[[str], bytes | None]
 
 
@@ -200,17 +201,36 @@ def read_back(environment: Environment, expected: Mapping[tuple[str, str], str])
 def writable(directory: Path) -> str | None:
     """Return why no file can be created in `directory`, or None when one could.
 
-    A file is really created and removed: `os.access` says yes on read-only mounts, full disks and
-    immutable directories, and to root it always does.
+    A file is really created: `os.access` says yes on read-only mounts, full disks and immutable
+    directories, and to root it always does. The file has no name where the file system can do
+    that, so that a kill leaves nothing.
     """
-    probe = directory / f".sm120patch-probe-{secrets.token_hex(6)}"
     try:
+        descriptor = os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return f"{directory}: {error.strerror or error}"
+        return _writable_by_name(directory)
+    try:
+        os.write(descriptor, b"\0")
+    except OSError as error:
+        return f"{directory}: {error.strerror or error}"
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _writable_by_name(directory: Path) -> str | None:
+    probe = directory / f"{_PROBE}{secrets.token_hex(6)}"
+    try:
+        for left in directory.glob(f"{_PROBE}*"):
+            left.unlink(missing_ok=True)
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, b"\0")
         finally:
             os.close(descriptor)
-            probe.unlink()
+            probe.unlink(missing_ok=True)
     except OSError as error:
         return f"{directory}: {error.strerror or error}"
     return None

@@ -334,11 +334,22 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
 
 
 def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
-    """Settle an interrupted command."""
-    if site.journal() is None:
+    """Settle an interrupted command, and clear away what dead commands left under the prefix.
+
+    Returns None when nothing was interrupted.
+    """
+    if site.journal() is None and not site.state.path.is_dir():
         return None
-    with _exclusively(site, "recover"):
-        roots = {n: str(i.root) for n, i in site.environment.installations.items()}
-        result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
-        sync_claims(site.environment, site.history())
+    try:
+        with _exclusively(site, "recover"):
+            roots = {n: str(i.root) for n, i in site.environment.installations.items()}
+            result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
+            if result is not None:
+                sync_claims(site.environment, site.history())
+            recovery.collect(site.state)
+    except HostError:
+        # A read-only environment in which nothing was interrupted needs nothing.
+        if site.journal() is not None or not site.state.path.is_dir():
+            raise
+        return None
     return result

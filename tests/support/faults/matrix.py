@@ -1,0 +1,95 @@
+"""Run a command with a fault at every numbered call and say where each environment has ended."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.command import Ran
+from tests.support.faults import seam as seams
+from tests.support.faults.lossy import Disk
+from tests.support.faults.seam import Call, Seam
+from tests.support.faults.world import Judge, World, judge
+
+
+@dataclass
+class Trial:
+    """One command on one world, and how to run it."""
+
+    world: World
+    seam: Seam
+    command: tuple[str, ...]
+    before: str = ""
+    """Python that the process runs first: hooks that stand in for a server, say."""
+    prepare: Callable[[], None] = lambda: None
+    """Makes the state that the command starts from, after a reset."""
+    calls: list[Call] = field(default_factory=list)
+
+    def run(self, **fault: int) -> Ran:
+        return self.seam.run(*self.command, *self.world.options, before=self.before, **fault)
+
+    def judge(self) -> Judge:
+        """Learn both sides, and the calls that the undisturbed command makes."""
+        self.prepare()
+        trace = self.world.root / "trace"
+
+        def traced() -> Ran:
+            return self.seam.run(
+                *self.command, *self.world.options, before=self.before, trace=trace
+            )
+
+        made = judge(self.world, self.seam.run, traced)
+        self.calls = seams.read_trace(trace)
+        return made
+
+    def again(self) -> None:
+        self.world.reset()
+        self.prepare()
+
+
+def killed_everywhere(trial: Trial, judged: Judge, step: int = 1) -> Iterator[tuple[str, str]]:
+    """Kill before every call (and within every write); yield (call, outcome)."""
+    for call in trial.calls[::step]:
+        for action in (seams.KILL, *([seams.TEAR] if call.op == "write" else [])):
+            trial.again()
+            killed = trial.run(at=call.number, action=action)
+            assert killed.code == -9, f"{call.label} was never reached: {killed.err}"
+            how = "within" if action == seams.TEAR else "before"
+            yield f"{how} {call.op}", f"{judged.verdict(trial.seam.run)}"
+
+
+def lost_everywhere(
+    trial: Trial, judged: Judge, selections: int, step: int = 1
+) -> Iterator[tuple[str, str]]:
+    """Lose what was not synced, at every call; yield (call, outcome). Equal disks count once."""
+    chance = random.Random(0)
+    trial.again()
+    disk = Disk(trial.world.prefix, trial.world.workspace)
+    seen: set[str] = set()
+    for number, call in enumerate(trial.calls):
+        disk.replay(call)
+        if number % step:
+            continue
+        for image in disk.crashes(chance, selections):
+            if image.digest in seen:
+                continue
+            seen.add(image.digest)
+            image.lay_down()
+            yield call.label, judged.verdict(trial.seam.run)
+
+
+def outcomes(found: Iterator[tuple[str, str]]) -> Counter[str]:
+    """Count outcomes; a wrong one carries where it happened."""
+    counted: Counter[str] = Counter()
+    for where, outcome in found:
+        counted[outcome if outcome in ("old", "new") else f"{where}: {outcome}"] += 1
+    return counted
+
+
+def temporary_home(root: Path) -> Path:
+    home = root / "home"
+    home.mkdir(exist_ok=True)
+    return home

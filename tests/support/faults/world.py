@@ -1,0 +1,178 @@
+"""An environment with build caches that can be put back as it was, and what must hold of it."""
+
+from __future__ import annotations
+
+import importlib._bootstrap_external
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from tests.support.catalogue import A_TEXT, SOURCE, A, write_catalogue, write_environment
+from tests.support.command import Ran, run
+from tests.support.environments import tree_digest
+
+APPLY = ("apply", "bundle", "--no-verify", "--allow-running")
+REVERT = ("revert", "--all", "--allow-running")
+RECOVER = ("recover",)
+
+
+class Runner(Protocol):
+    def __call__(self, *arguments: str | Path) -> Ran: ...
+
+
+class World:
+    """A prepared environment and build cache that can be put back as they were."""
+
+    def __init__(self, root: Path, *before: tuple[str, ...]) -> None:
+        self.root = root
+        self.catalogue = write_catalogue(root / "catalogue")
+        self.prefix = root / "env"
+        self.workspace = Path(os.environ["HOME"]) / ".cache" / "flashinfer"
+        write_environment(self.prefix)
+        self.build(b"built from upstream's header")
+        for command in before:
+            assert run(*command, *self.options).code == 0
+        if before:
+            self.build(b"built from the patched header")
+        self.compile_unchecked()
+        self.kept = root / "kept"
+        self.seal()
+
+    def seal(self) -> None:
+        """Take what is there as the state to go back to."""
+        shutil.rmtree(self.kept, ignore_errors=True)
+        for path in (self.prefix, self.workspace):
+            shutil.copytree(path, self.kept / path.name, symlinks=True)
+        self.old = self.content()
+
+    @property
+    def site(self) -> Path:
+        return next(self.prefix.glob("lib/*/site-packages"))
+
+    @property
+    def module(self) -> Path:
+        return self.workspace / "1.0" / "120a" / "cached_ops" / "mod"
+
+    @property
+    def options(self) -> list[str]:
+        return ["--env", str(self.prefix), "--catalogue", str(self.catalogue)]
+
+    def build(self, library: bytes) -> None:
+        """Leave a built FlashInfer module that includes the header, as ninja would."""
+        self.module.mkdir(parents=True, exist_ok=True)
+        source = self.site / SOURCE
+        (self.module / "build.ninja").write_text(f"build mod.o: cuda_compile {source}\n")
+        (self.module / "mod.so").write_bytes(library)
+
+    def compile_unchecked(self) -> None:
+        """Leave bytecode that Python never compares with its source (PEP 552)."""
+        source = self.site / A
+        code = compile(source.read_bytes(), str(source), "exec")
+        data = importlib._bootstrap_external._code_to_hash_pyc(  # type: ignore[attr-defined]
+            code, b"\0" * 8, False
+        )
+        self.bytecode.parent.mkdir(exist_ok=True)
+        self.bytecode.write_bytes(data)
+        self._code = data
+
+    @property
+    def bytecode(self) -> Path:
+        tag = f"{self.prefix.joinpath('lib').iterdir().__next__().name}".replace("python3.", "")
+        return (self.site / A).parent / "__pycache__" / f"a.cpython-3{tag}.pyc"
+
+    def live(self) -> bytes | None:
+        library = self.module / "mod.so"
+        return library.read_bytes() if library.exists() else None
+
+    def content(self) -> dict[str, str]:
+        return tree_digest(self.site)
+
+    def reset(self) -> None:
+        for path in (self.prefix, self.workspace):
+            shutil.rmtree(path)
+            shutil.copytree(self.kept / path.name, path, symlinks=True)
+
+    def litter(self) -> list[str]:
+        found = [p.name for p in self.prefix.rglob(".sm120patch-*")]
+        found += [p.name for p in self.workspace.rglob("*.new")]
+        journal = self.prefix / ".sm120patch" / "journal.json"
+        return found + ([journal.name] if journal.exists() else [])
+
+
+class Judge:
+    """Knows both right contents of a world and says on which one an environment has ended."""
+
+    def __init__(self, world: World, old_states: dict[str, str]) -> None:
+        self.world = world
+        self.old = world.content()
+        self.old_states = old_states
+        self.old_build = world.live()
+        self.new: dict[str, str] = {}
+        self.new_states: dict[str, str] = {}
+        self.new_build: bytes | None = None
+
+    def learn(self, states: dict[str, str]) -> None:
+        """Take what the undisturbed command has left as the new side."""
+        self.new, self.new_states = self.world.content(), states
+        self.new_build = self.world.live()
+
+    def verdict(self, run: Runner) -> str:
+        """`old` or `new` after the next commands, else what is wrong.
+
+        `status` must work or say that something was interrupted, `recover` must settle it, and
+        then files, ledger, build caches and bytecode must be of one side, without litter.
+        """
+        options = [*self.world.options, "--output", "json"]
+        looked = run("status", *options)
+        if looked.code not in (0, 7):
+            return f"status fails: {looked.code}: {looked.out}{looked.err}"
+        recovered = run("recover", *options)
+        if recovered.code != 0:
+            return f"recover fails: {recovered.code}: {recovered.out}{recovered.err}"
+        after = run("status", *options)
+        if after.code != 0:
+            return f"status fails after recover: {after.code}: {after.out}{after.err}"
+        content = self.world.content()
+        side = "old" if content == self.old else "new" if content == self.new else None
+        if side is None:
+            return "mixture of contents"
+        return self._faults(side, states_of(after)) or side
+
+    def _faults(self, side: str, states: dict[str, str]) -> str:
+        wanted, build = (
+            (self.old_states, self.old_build)
+            if side == "old"
+            else (self.new_states, self.new_build)
+        )
+        if states != wanted:
+            return f"{side} content, but the ledger says {states}"
+        live = self.world.live()
+        if live not in (build, None):
+            return f"{side} content, but a build of the other content is live"
+        if side == "new" and self.new != self.old and self.world.bytecode.exists():
+            return "new content, but bytecode of the old one would run"
+        if self.world.litter():
+            return f"litter: {self.world.litter()}"
+        if live != build:
+            return f"{side} content, but its build is lost"
+        return ""
+
+
+def states_of(status: Ran) -> dict[str, str]:
+    return {s["id"]: s["state"] for s in status.result["sets"]}
+
+
+def judge(world: World, run: Runner, command: Callable[[], Ran]) -> Judge:
+    """Run the command undisturbed to learn both sides, and put the world back."""
+    options = [*world.options, "--output", "json"]
+    made = Judge(world, states_of(run("status", *options)))
+    done = command()
+    assert done.code in (0, 8), done.out + done.err
+    made.learn(states_of(run("status", *options)))
+    world.reset()
+    return made
+
+
+assert A_TEXT
