@@ -308,6 +308,7 @@ def _make_directories(entry: Entry, directory: Path) -> None:
         try:
             current.mkdir()
             _give_to_owner(entry, current)
+            _sync(current.parent)  # a build moved into it must not get lost with it
         except FileExistsError:
             if current.is_symlink():
                 raise HostError(

@@ -2,71 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.catalogue import SOURCE, write_catalogue, write_environment
 from tests.support.command import run, run_killed_at
-from tests.support.environments import tree_digest
-
-APPLY = ("apply", "bundle", "--no-verify")
-REVERT = ("revert", "--all")
-
-
-class World:
-    """A prepared environment and build cache that can be put back as they were."""
-
-    def __init__(self, root: Path, *before: tuple[str, ...]) -> None:
-        self.catalogue = write_catalogue(root / "catalogue")
-        self.prefix = root / "env"
-        self.workspace = Path(os.environ["HOME"]) / ".cache" / "flashinfer"
-        write_environment(self.prefix)
-        self.build(b"built from upstream's header")
-        for command in before:
-            assert run(*command, *self.options()).code == 0
-        if before:
-            self.build(b"built from the patched header")
-        self.kept = root / "kept"
-        for path in (self.prefix, self.workspace):
-            shutil.copytree(path, self.kept / path.name, symlinks=True)
-        self.old = self.content()
-
-    @property
-    def site(self) -> Path:
-        return next(self.prefix.glob("lib/*/site-packages"))
-
-    @property
-    def module(self) -> Path:
-        return self.workspace / "1.0" / "120a" / "cached_ops" / "mod"
-
-    def build(self, library: bytes) -> None:
-        """Leave a built FlashInfer module that includes the header, as ninja would."""
-        self.module.mkdir(parents=True, exist_ok=True)
-        source = self.site / SOURCE
-        (self.module / "build.ninja").write_text(f"build mod.o: cuda_compile {source}\n")
-        (self.module / "mod.so").write_bytes(library)
-
-    def live(self) -> bytes | None:
-        library = self.module / "mod.so"
-        return library.read_bytes() if library.exists() else None
-
-    def options(self) -> list[str]:
-        return ["--env", str(self.prefix), "--catalogue", str(self.catalogue), "--allow-running"]
-
-    def content(self) -> dict[str, str]:
-        return tree_digest(self.site)
-
-    def reset(self) -> None:
-        for path in (self.prefix, self.workspace):
-            shutil.rmtree(path)
-            shutil.copytree(self.kept / path.name, path, symlinks=True)
+from tests.support.faults.world import APPLY, REVERT, World
 
 
 def steps_of(world: World, command: tuple[str, ...]) -> int:
-    done = run_killed_at(0, *command, *world.options())
+    done = run_killed_at(0, *command, *world.options)
     assert done.code == 0, done.err
     return sum(line.startswith("step ") for line in done.err.splitlines())
 
@@ -75,12 +20,6 @@ def states(world: World) -> dict[str, str]:
     done = run("status", "--env", world.prefix, "--catalogue", world.catalogue, "--output", "json")
     assert done.code == 0, done.out + done.err
     return {s["id"]: s["state"] for s in done.result["sets"]}
-
-
-def litter(world: World) -> list[str]:
-    found = [p.name for p in world.prefix.rglob(".sm120patch-*")]
-    journal = world.prefix / ".sm120patch" / "journal.json"
-    return found + ([journal.name] if journal.exists() else [])
 
 
 def check_every_step(world: World, command: tuple[str, ...], old: str, new: str) -> None:
@@ -92,9 +31,9 @@ def check_every_step(world: World, command: tuple[str, ...], old: str, new: str)
     outcomes = set()
     for step in range(1, total + 1):
         world.reset()
-        killed = run_killed_at(step, *command, *world.options())
+        killed = run_killed_at(step, *command, *world.options)
         assert killed.code == -9, f"step {step} was never reached: {killed.err}"
-        recovered = run("recover", *world.options()[:-1])
+        recovered = run("recover", *world.options)
         assert recovered.code == 0, f"step {step}: {recovered.err}"
         content = world.content()
         side = "old" if content == world.old else "new" if content == after else "mixture"
@@ -103,8 +42,8 @@ def check_every_step(world: World, command: tuple[str, ...], old: str, new: str)
         assert world.live() == built[side], f"step {step}: a build of the other content is live"
         state = states(world)
         assert {state["one"], state["kernel"]} == {old if side == "old" else new}, f"step {step}"
-        assert litter(world) == [], f"step {step}"
-        assert run(*command, *world.options()).code == 0, f"step {step}: not repeatable"
+        assert world.litter() == [], f"step {step}"
+        assert run(*command, *world.options).code == 0, f"step {step}: not repeatable"
         assert world.content() == after
     assert outcomes == {"old", "new"}, "both sides of the commit must have been hit"
 
@@ -122,26 +61,26 @@ def test_revert_killed_at_every_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["replace sglang/a.py", "ledger commit"])
 def test_apply_killed_before_and_after_the_point_of_no_return(tmp_path: Path, label: str) -> None:
     world = World(tmp_path)
-    dry = run_killed_at(0, *APPLY, *world.options())
+    dry = run_killed_at(0, *APPLY, *world.options)
     labels = [x.split(": ", 1)[1] for x in dry.err.splitlines() if x.startswith("step ")]
     after = world.content()
     world.reset()
-    assert run_killed_at(labels.index(label) + 1, *APPLY, *world.options()).code == -9
+    assert run_killed_at(labels.index(label) + 1, *APPLY, *world.options).code == -9
     interrupted = run("status", "--env", world.prefix, "--catalogue", world.catalogue)
     assert interrupted.code == 7 and "recover" in interrupted.out
-    refused = run(*APPLY, *world.options())
+    refused = run(*APPLY, *world.options)
     assert refused.code == 7 and "hint: run `sm120patch recover`" in refused.err
-    assert run("recover", *world.options()[:-1]).code == 0
+    assert run("recover", *world.options).code == 0
     assert world.content() == (after if label == "ledger commit" else world.old)
-    assert litter(world) == []
+    assert world.litter() == []
 
 
 def test_recovery_killed_in_turn_can_be_repeated(tmp_path: Path) -> None:
     world = World(tmp_path)
     total = steps_of(world, APPLY)
     world.reset()
-    assert run_killed_at(total // 2, *APPLY, *world.options()).code == -9
-    options = world.options()[:-1]
+    assert run_killed_at(total // 2, *APPLY, *world.options).code == -9
+    options = world.options
     for step in (1, 2, 3, 4):
         assert run_killed_at(step, "recover", *options).code in (-9, 0)
     assert run("recover", *options).code == 0
@@ -153,11 +92,11 @@ def test_recovery_never_overwrites_what_somebody_else_wrote(tmp_path: Path) -> N
     world = World(tmp_path)
     labels = steps_of(world, APPLY)
     world.reset()
-    assert run_killed_at(labels // 2, *APPLY, *world.options()).code == -9
+    assert run_killed_at(labels // 2, *APPLY, *world.options).code == -9
     site = next(world.prefix.glob("lib/*/site-packages"))
     edited = site / "sglang" / "a.py"
     edited.write_text("mine = True\n")
-    options = world.options()[:-1]
+    options = world.options
     refused = run("recover", *options)
     assert refused.code == 7 and str(edited) in refused.err
     assert edited.read_text() == "mine = True\n"

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.support.command import Ran
 from tests.support.faults import seam as seams
@@ -27,6 +26,8 @@ class Trial:
     prepare: Callable[[], None] = lambda: None
     """Makes the state that the command starts from, after a reset."""
     calls: list[Call] = field(default_factory=list)
+    disk: Disk | None = None
+    """The disk before the first of `calls`; set by `judge`."""
 
     def run(self, **fault: int) -> Ran:
         return self.seam.run(*self.command, *self.world.options, before=self.before, **fault)
@@ -34,6 +35,7 @@ class Trial:
     def judge(self) -> Judge:
         """Learn both sides, and the calls that the undisturbed command makes."""
         self.prepare()
+        self.disk = Disk(self.world.prefix, self.world.workspace)
         trace = self.world.root / "trace"
 
         def traced() -> Ran:
@@ -66,8 +68,8 @@ def lost_everywhere(
 ) -> Iterator[tuple[str, str]]:
     """Lose what was not synced, at every call; yield (call, outcome). Equal disks count once."""
     chance = random.Random(0)
-    trial.again()
-    disk = Disk(trial.world.prefix, trial.world.workspace)
+    disk = trial.disk
+    assert disk is not None
     seen: set[str] = set()
     for number, call in enumerate(trial.calls):
         disk.replay(call)
@@ -87,9 +89,3 @@ def outcomes(found: Iterator[tuple[str, str]]) -> Counter[str]:
     for where, outcome in found:
         counted[outcome if outcome in ("old", "new") else f"{where}: {outcome}"] += 1
     return counted
-
-
-def temporary_home(root: Path) -> Path:
-    home = root / "home"
-    home.mkdir(exist_ok=True)
-    return home

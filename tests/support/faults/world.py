@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.catalogue import A_TEXT, SOURCE, A, write_catalogue, write_environment
+from tests.support.catalogue import SOURCE, A, write_catalogue, write_environment
 from tests.support.command import Ran, run
 from tests.support.environments import tree_digest
 
@@ -173,6 +173,3 @@ def judge(world: World, run: Runner, command: Callable[[], Ran]) -> Judge:
     made.learn(states_of(run("status", *options)))
     world.reset()
     return made
-
-
-assert A_TEXT

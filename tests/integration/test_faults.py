@@ -1,0 +1,101 @@
+"""A fault at any file-system call, SQLite's included: the environment is old or new, never else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.support.faults import seam as seams
+from tests.support.faults.lossy import Disk
+from tests.support.faults.matrix import Trial, killed_everywhere, lost_everywhere, outcomes
+from tests.support.faults.seam import Call
+from tests.support.faults.world import APPLY, REVERT, World
+
+pytestmark = pytest.mark.skipif(seams.library() is None, reason="needs a C compiler")
+
+
+@pytest.fixture
+def apply(tmp_path: Path) -> Iterator[Trial]:
+    world = World(tmp_path)
+    with seams.seam(world.prefix, world.workspace) as seam:
+        yield Trial(world, seam, APPLY)
+
+
+@pytest.fixture
+def revert(tmp_path: Path) -> Iterator[Trial]:
+    world = World(tmp_path, APPLY)
+    with seams.seam(world.prefix, world.workspace) as seam:
+        yield Trial(world, seam, REVERT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_killed_at_every_call_it_is_old_or_new(
+    command: str, request: pytest.FixtureRequest
+) -> None:
+    trial: Trial = request.getfixturevalue(command)
+    counted = outcomes(killed_everywhere(trial, trial.judge()))
+    assert set(counted) == {"old", "new"}, counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_whatever_a_power_failure_loses_it_is_old_or_new(
+    command: str, request: pytest.FixtureRequest
+) -> None:
+    trial: Trial = request.getfixturevalue(command)
+    counted = outcomes(lost_everywhere(trial, trial.judge(), selections=2))
+    assert set(counted) == {"old", "new"}, counted
+
+
+def moments(trial: Trial) -> list[Call]:
+    """The calls at which most is at stake: renames over targets, the commit, the end."""
+    found = [c for c in trial.calls if c.op == "rename" and "site-packages" in c.other]
+    found += [c for c in trial.calls if c.op == "unlink" and c.path.endswith("-journal")][-1:]
+    found += [c for c in trial.calls if c.op == "unlink" and c.path.endswith("journal.json")]
+    return found
+
+
+def test_killed_where_most_is_at_stake_it_is_old_or_new(apply: Trial) -> None:
+    judged = apply.judge()
+    at_stake = moments(apply)
+    assert len(at_stake) >= 4
+    apply.calls = at_stake
+    assert set(outcomes(killed_everywhere(apply, judged))) == {"old", "new"}
+
+
+def test_power_lost_where_most_is_at_stake_it_is_old_or_new(apply: Trial) -> None:
+    judged = apply.judge()
+    numbers = {call.number for call in moments(apply)[1:3]}
+    disk, found = apply.disk, []
+    assert disk is not None
+
+    for call in apply.calls:
+        disk.replay(call)
+        if call.number in numbers:
+            for image in disk.crashes(Random(1), selections=1):
+                image.lay_down()
+                found.append((call.label, judged.verdict(apply.seam.run)))
+    assert {outcome for _, outcome in found} == {"old", "new"}, found
+
+
+def test_the_model_of_lost_writes_finds_what_was_not_synced(tmp_path: Path) -> None:
+    """The simulation can fail: a rename without any sync may leave an empty file, or none."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    (root / "a").write_bytes(b"old")
+    disk = Disk(root)
+    calls = [("create", "b", ""), ("write", "b", ""), ("rename", "b", "a")]
+    for number, (op, path, other) in enumerate(calls, start=1):
+        full = str(root / other) if other else ""
+        data = b"new" if op == "write" else b""
+        disk.replay(Call(number, op, str(root / path), full, 10**9, 0, data))
+
+    left = set()
+    for image in disk.crashes(Random(0), selections=3):
+        image.lay_down()
+        left.add((root / "a").read_bytes())
+    assert left == {b"old", b"", b"new"}
