@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from urllib.parse import quote
+from pathlib import PurePosixPath
 
 from sm120patch import __version__
 from sm120patch.audit.findings import EnvironmentReport, Finding, HostReport, Kind
@@ -101,4 +101,4 @@ def _result(
 
 
 def _uri(root: str, path: str) -> str:
-    return "file://" + quote(root.rstrip("/") + path, errors="surrogateescape")
+    return PurePosixPath(f"{root.rstrip('/')}{path}").as_uri()
