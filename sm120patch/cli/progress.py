@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.correctness import Examination
-from sm120patch.verify.verdict import Decision
+from sm120patch.verify.effect import Interval
+from sm120patch.verify.reporting import Silent
+from sm120patch.verify.verdict import Decision, describe
 
 
 def duration(seconds: float) -> str:
@@ -16,7 +18,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Progress:
+class Progress(Silent):
     """Reporter for a terminal or a log: one line for each thing that happened."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -57,6 +59,20 @@ class Progress:
         """Say what is left."""
         if block < blocks:
             self._say(f"      about {duration(remaining)} to go")
+
+    def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
+        """Say what does not count."""
+        self._say(f"      {arm.value}: {workload}: not counted: {reason}")
+
+    def on_look(
+        self, pairs: int, most: int, intervals: Mapping[str, Interval], decision: Decision
+    ) -> None:
+        """Print the intervals so far and what is still needed."""
+        for name, interval in intervals.items():
+            if interval.bounded:
+                self._say(f"      so far: {describe(name, interval)}")
+        if intervals and not (decision.verdict.passed or decision.verdict.rejected):
+            self._say(f"      {pairs} of at most {most} pairs: {decision.advice or 'not decided'}")
 
     def on_verdict(self, decision: Decision) -> None:
         """Print the verdict with its reasons."""

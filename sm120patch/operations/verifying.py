@@ -18,7 +18,7 @@ from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_rehearsal
-from sm120patch.operations import inspecting, staging
+from sm120patch.operations import inspecting, noise, staging
 from sm120patch.operations.site import Site, content_of
 from sm120patch.plan import History, Plan
 from sm120patch.verify.commandline import Arm, Arms
@@ -170,9 +170,12 @@ def verify_case(
         homes=homes_of(profile),
         environ=profile.server.env,
     )
+    floors = noise.recorded(site, profile)
     try:
         with transaction.begin(site.state, case.plan.files, settings) as tx:
-            outcome = run(profile, duty, _Swap(site, tx), reporter, deadline=deadline)
+            outcome = run(
+                profile, duty, _Swap(site, tx), reporter, deadline=deadline, floors=floors
+            )
             result = _commit(site, case, profile, tx, outcome, settings)
     except KeyboardInterrupt:
         transaction.require_no_journal(site.state)

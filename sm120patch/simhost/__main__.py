@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         model_path=options.model_path,
         tp_size=options.tp_size or chosen.gpus,
         version=sight.sglang or "unknown",
+        declare_noise=not options.undeclared_noise,
     )
     log(f"simulated host {chosen.name} ({chosen.source}); options not simulated: {ignored}")
     if (reason := _crash(simulation)) is not None:
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--time-scale", type=float, help="virtual seconds per real second")
+    parser.add_argument("--undeclared-noise", action="store_true", help="as a real host: not told")
     parser.add_argument("--model-path", "--model", default="simulated/model")
     parser.add_argument("--tp-size", "--tp", "--tensor-parallel-size", type=int)
     parser.add_argument("--enable-flashinfer-allreduce-fusion", action="store_true")

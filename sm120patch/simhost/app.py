@@ -41,6 +41,7 @@ class Simulation:
     model_path: str
     tp_size: int
     version: str
+    declare_noise: bool = True
     started: float = field(default_factory=time.time)
     measured: int = 0
 
@@ -83,6 +84,7 @@ class Simulation:
             "gates_closed": self.sight.closed,
             "topology": scenario.topology,
             "virtualized": scenario.virtualized,
+            **self._declared_noise(),
             "gpus": [
                 {
                     "name": scenario.gpu_name,
@@ -91,6 +93,14 @@ class Simulation:
                 }
                 for _ in range(scenario.gpus)
             ],
+        }
+
+    def _declared_noise(self) -> dict[str, float]:
+        if not self.declare_noise:
+            return {}
+        return {
+            "noise_start": self.scenario.block_noise,
+            "noise_repeat": self.scenario.repeat_noise,
         }
 
     def log_start(self) -> None:

@@ -90,7 +90,8 @@ class Interval:
     high: float
     confidence: float = CONFIDENCE
     unit: str = "start"
-    """`start`; `bound` when only the bound on all known noise was used; `none` without data."""
+    """`start`; `bound` when only the bound on all known noise was used, `course` when that was of
+    the first seconds of a repeat; `none` without data."""
     sure: tuple[float, float] | None = None
     """The same at 99 %; None: `low` and `high` hold for it as well."""
     smallest: float = math.nan
@@ -148,7 +149,9 @@ class Fit:
     """Variance of the effect for a variance of one between starts."""
 
 
-def interval(starts: Sequence[Start], look: Look | None = None, floor: Floor | None = None) -> Interval:
+def interval(
+    starts: Sequence[Start], look: Look | None = None, floor: Floor | None = None
+) -> Interval:
     """Ratio of both arms with its intervals; swapping the arms inverts all of it exactly.
 
     Values that are not finite are left out, and starts without any value with them.
@@ -181,6 +184,12 @@ def interval(starts: Sequence[Start], look: Look | None = None, floor: Floor | N
     )
 
 
+def rough(ratio: float) -> Interval:
+    """Ratio that was seen between the courses of two single starts, with all known noise."""
+    half = _ROUGH_Z * ROUGH * math.sqrt(2)
+    return Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half), unit="course", starts=2)
+
+
 def between_starts(starts: Sequence[Start]) -> tuple[float, int]:
     """Variance between equal starts of this run alone, and its degrees of freedom (0: unknown).
 
@@ -205,7 +214,9 @@ def pooled(found: Sequence[tuple[float, int]], source: str = "recorded") -> Floo
     return Floor(math.sqrt(variance), df, source)
 
 
-def start_levels(starts: Sequence[Start]) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+def start_levels(
+    starts: Sequence[Start],
+) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """Position and level of every start with values: of the baseline, and of the patched arm."""
     found = [(start, logs(start.values)) for start in starts]
     scale = pooled_scale([values for _, values in found])
@@ -228,9 +239,7 @@ def undecidable(found: Interval, look: Look, final: int, limit: float, safety: f
     move = math.sqrt(max(found.error**2 - error**2, 0.0))
     near, sure = (student(t, final - 3) * error for t in (look.margin_tail, look.sure_tail))
     effect = math.log(found.ratio)
-    passes = (
-        effect + move - near >= math.log(limit) and effect + move - sure >= math.log(safety)
-    )
+    passes = effect + move - near >= math.log(limit) and effect + move - sure >= math.log(safety)
     rejects = effect - move + near < math.log(limit) and effect - move + sure < 0
     return not passes and not rejects
 

@@ -11,12 +11,13 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sm120patch.verify.events import MAX_LINE, BadReply, Stream
 from sm120patch.verify.metrics import Sample, calculate
 from sm120patch.verify.profile import Workload
+from sm120patch.verify.tally import Tally
 
 if TYPE_CHECKING:
     import aiohttp
@@ -34,6 +35,8 @@ _WATCH = 1.0  # seconds between two looks at the server
 
 Watch = Callable[[], object]
 """Called about once a second while replies are open; what it raises ends the run."""
+Pulse = Callable[[Tally, float], bool]
+"""The same with the tokens so far and the time; True breaks the repeat off."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Repeat:
     metrics: Mapping[str, float]
     cut: bool = False
     """True when the deadline came before the last reply."""
+    tally: Tally = field(default_factory=lambda: Tally(0.0))
+    """Tokens as they came, on the wall clock."""
+    stopped: bool = False
+    """True when `pulse` broke it off."""
 
     @property
     def failures(self) -> list[str]:
@@ -87,26 +94,20 @@ def measure(
     prompts: int | None = None,
     deadline: float | None = None,
     watch: Watch | None = None,
+    pulse: Pulse | None = None,
 ) -> Repeat:
     """Flush the server's prefix cache and run one repeat of a workload.
 
     The prompts depend on seed, workload and repeat only: both arms get the same. `deadline`
     is a time of `time.monotonic`; requests still open then are failed samples. `watch` sees
-    to a server that keeps connections open and will never answer.
+    to a server that keeps connections open and will never answer; `pulse` may break it off.
     """
     count = workload.prompts if prompts is None else prompts
     requests = _requests(target, workload, seed, tag, repeat, count)
-    samples, duration, cut = asyncio.run(
-        _run(
-            target,
-            requests,
-            workload.concurrency,
-            flush=True,
-            deadline=deadline,
-            watch=watch,
-        )
-    )
-    return Repeat(samples, duration, calculate(samples, duration, workload.input_len), cut)
+    passing = _Pass(target, workload.concurrency, deadline, watch, pulse)
+    samples, duration = asyncio.run(passing.run(requests, flush=True))
+    metrics = calculate(samples, duration, workload.input_len)
+    return Repeat(samples, duration, metrics, passing.cut, passing.tally, passing.stopped)
 
 
 def ask(
@@ -118,9 +119,8 @@ def ask(
     watch: Watch | None = None,
 ) -> tuple[Sample, ...]:
     """Send single requests (correctness probes); one sample each, in order."""
-    samples, _, _ = asyncio.run(
-        _run(target, iter(requests), concurrency, flush=False, deadline=deadline, watch=watch)
-    )
+    passing = _Pass(target, concurrency, deadline, watch, None)
+    samples, _ = asyncio.run(passing.run(iter(requests), flush=False))
     unsent = Sample(ok=False, error=_LATE)
     return samples + (unsent,) * (len(requests) - len(samples))
 
@@ -137,50 +137,60 @@ def _requests(
         yield Request(prompt, workload.output_len, f"{tag}-r{repeat}-i{index}")
 
 
-async def _run(
-    target: Target,
-    requests: Iterator[Request],
-    concurrency: int,
-    *,
-    flush: bool,
-    deadline: float | None,
-    watch: Watch | None,
-) -> tuple[tuple[Sample, ...], float, bool]:
-    results: dict[int, Sample] = {}
-    numbered = enumerate(requests)
-    async with _session(target, concurrency) as session:
-        if flush:
-            await _flush(session, target)
+@dataclass
+class _Pass:
+    """Requests on their way through a limited number of workers."""
 
-        async def worker() -> None:
-            for index, request in numbered:
-                results[index] = Sample(ok=False, error=_LATE)
-                results[index] = await _send(session, target, request)
+    target: Target
+    concurrency: int
+    deadline: float | None
+    watch: Watch | None
+    pulse: Pulse | None
+    cut: bool = False
+    stopped: bool = False
+    tally: Tally = field(default_factory=lambda: Tally(0.0))
 
-        begin = time.perf_counter()
-        workers = [asyncio.ensure_future(worker()) for _ in range(concurrency)]
-        try:
-            late = await _await_all(workers, deadline, watch)
-        finally:
-            for task in workers:
-                task.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        duration = time.perf_counter() - begin
-    samples = tuple(results[index] for index in sorted(results))
-    return samples, _virtual_duration(samples) if target.virtual else duration, bool(late)
+    async def run(
+        self, requests: Iterator[Request], *, flush: bool
+    ) -> tuple[tuple[Sample, ...], float]:
+        results: dict[int, Sample] = {}
+        numbered = enumerate(requests)
+        async with _session(self.target, self.concurrency) as session:
+            if flush:
+                await _flush(session, self.target)
 
+            async def worker() -> None:
+                for index, request in numbered:
+                    results[index] = Sample(ok=False, error=_LATE)
+                    results[index] = await _send(session, self.target, request, self.tally)
 
-async def _await_all(
-    workers: Sequence[asyncio.Future[None]], deadline: float | None, watch: Watch | None
-) -> bool:
-    """Wait until all are done; True when the deadline came first."""
-    while True:
-        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-        _, pending = await asyncio.wait(workers, timeout=min(left, _WATCH))
-        if not pending or left <= _WATCH:
-            return bool(pending)
-        if watch is not None:
-            watch()
+            begin = time.perf_counter()
+            self.tally = Tally(begin)
+            workers = [asyncio.ensure_future(worker()) for _ in range(self.concurrency)]
+            try:
+                await self._await_all(workers)
+            finally:
+                for task in workers:
+                    task.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+            duration = time.perf_counter() - begin
+        samples = tuple(results[index] for index in sorted(results))
+        return samples, _virtual_duration(samples) if self.target.virtual else duration
+
+    async def _await_all(self, workers: Sequence[asyncio.Future[None]]) -> None:
+        """Wait until all are done, the deadline comes, or the pulse has seen enough."""
+        while True:
+            late = self.deadline is not None and time.monotonic() >= self.deadline
+            left = math.inf if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            _, pending = await asyncio.wait(workers, timeout=min(left, _WATCH))
+            if not pending or late:
+                self.cut = bool(pending)
+                return
+            if self.watch is not None:
+                self.watch()
+            if self.pulse is not None and self.pulse(self.tally, time.perf_counter()):
+                self.cut = self.stopped = True
+                return
 
 
 def _virtual_duration(samples: Sequence[Sample]) -> float:
@@ -226,7 +236,9 @@ async def _flush(session: aiohttp.ClientSession, target: Target) -> None:
         pass  # a dead server shows in the samples
 
 
-async def _send(session: aiohttp.ClientSession, target: Target, request: Request) -> Sample:
+async def _send(
+    session: aiohttp.ClientSession, target: Target, request: Request, tally: Tally
+) -> Sample:
     """One request; every failure is a value."""
     stream = Stream(
         cumulative=target.endpoint != "openai",
@@ -242,7 +254,9 @@ async def _send(session: aiohttp.ClientSession, target: Target, request: Request
                 detail = (await reply.content.read(300)).decode("utf-8", "replace")
                 raise BadReply(f"HTTP {reply.status}: {detail}")
             async for payload in _payloads(reply.content):
-                stream.feed(payload, time.perf_counter())
+                before, now = stream.tokens, time.perf_counter()
+                stream.feed(payload, now)
+                tally.note(stream.tokens - before, now)
         stream.close()
     except BadReply as error:
         return Sample(ok=False, error=str(error)[:300], start=sent)

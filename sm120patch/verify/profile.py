@@ -37,18 +37,20 @@ class Workload:
     repeats: int | None = None
     """Measured repeats per server start; None takes the policy of the patch set."""
     warmup: int | None = None
-    """Unmeasured requests at the same concurrency; None is one round (`concurrency`)."""
+    """Unmeasured requests at the same concurrency; None is a whole repeat (`prompts`): the first
+    one after a start was seen to reach half the speed of those that follow."""
 
     @property
     def warmup_requests(self) -> int:
         """Unmeasured requests before the first repeat."""
-        return self.concurrency if self.warmup is None else self.warmup
+        return self.prompts if self.warmup is None else self.warmup
 
 
 DEFAULT_WORKLOADS = (
     Workload("single", 256, 128, concurrency=1, prompts=4),
     Workload("c64", 256, 128, concurrency=64, prompts=128),
     Workload("c512", 256, 128, concurrency=512, prompts=512),
+    Workload("long", 8192, 128, concurrency=4, prompts=8),
 )
 """Used when a profile names no workload."""
 
@@ -103,7 +105,7 @@ class Profile:
     server: ServerSettings
     workloads: tuple[Workload, ...]
     blocks: int | None
-    """Server starts an arm; None takes the policy of the patch set."""
+    """Most server starts an arm; None makes it three times what the patch set asks for."""
     margin: float | None
     max_time: float | None
     """Seconds for the whole verification."""
@@ -112,8 +114,33 @@ class Profile:
     """`generate` (SGLang) or `openai` (`/v1/completions`)."""
     model: str | None
     request_timeout: float
+    null_run: bool | None = None
+    """Start the baseline against itself first; None: where the noise is not on record."""
+    hang_timeout: float = 300.0
+    """Seconds without a token from any stream after which a measured server counts as hung."""
     digest: str = ""
     """Digest of what shapes the evidence: server, workloads, seed; not of paths and timeouts."""
+
+    def too_long(self, workload: Workload, info: Mapping[str, object]) -> str | None:
+        """Why the server says it cannot take a workload that nobody asked for; None if it can.
+
+        Workloads of the profile are never left out: there the server's refusal is the answer.
+        """
+        if self.workloads != DEFAULT_WORKLOADS:
+            return None
+        need = workload.input_len + workload.output_len
+        for name in ("context_length", "max_total_num_tokens"):
+            limit = info.get(name)
+            if isinstance(limit, int) and 0 < limit < need:
+                return f"{need} tokens a request, and the server has {name} = {limit}"
+        return None
+
+    def noise_key(self, workload: Workload) -> str:
+        """Digest of what the noise of a workload belongs to, the host apart."""
+        server = self.server
+        return digest_of([server.mode, list(server.command), dict(server.env), self.endpoint,
+                          self.model, workload.input_len, workload.output_len,
+                          workload.concurrency, workload.prompts])  # fmt: skip
 
     def with_policy(self, policy: VerificationPolicy) -> tuple[int, float, tuple[Workload, ...]]:
         """Blocks, margin and workloads with the gaps filled from the policy of the sets."""
@@ -160,6 +187,8 @@ def parse(text: str, *, origin: str, python: str, prefix: str) -> Profile:
         endpoint=verify.choice("endpoint", ("generate", "openai"), "generate"),
         model=verify.text("model"),
         request_timeout=verify.number("request_timeout", 1800, 1, 86400) or 1800,
+        null_run=verify.truth("null_run"),
+        hang_timeout=verify.number("hang_timeout", 300, 1, 86400) or 300,
     )
     verify.done()
     top.done()

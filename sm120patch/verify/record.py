@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from sm120patch.host.redaction import is_secret
 from sm120patch.model import EvidenceKind
-from sm120patch.verify import stats
+from sm120patch.verify import effect, stats
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.correctness import Examination, judge
+from sm120patch.verify.tally import Tally
 from sm120patch.verify.verdict import Findings
 
 METRIC = "output_throughput"
@@ -39,10 +40,35 @@ class Block:
     """From the start of the server to its end."""
     telemetry: Mapping[str, object] = field(default_factory=dict)
     """What the GPUs did while it was measured, see `telemetry.Meter.between`."""
+    warmups: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    """Workload -> the unmeasured requests before it: `seconds`, `stall_s`, `output_throughput`."""
+    excluded: list[Mapping[str, object]] = field(default_factory=list)
+    """Repeats that do not count: `workload`, `reason`, `output_throughput`."""
 
     def values(self, workload: str) -> list[float]:
         """Measured values of the deciding metric."""
         return [metrics[METRIC] for metrics in self.repeats.get(workload, [])]
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """A repeat of the patched arm that was broken off: it was far slower than the baseline."""
+
+    workload: str
+    factor: float
+    """Times as long as the slowest repeat of the baseline needed for as many tokens."""
+    seconds: float
+    """After how long, stalls left out."""
+    tokens: int
+    cold: bool
+    """Seen while warming up."""
+
+    def __str__(self) -> str:
+        where = " while warming up" if self.cold else ""
+        return (
+            f"{self.workload}: collapsed{where}: {self.tokens} tokens in {self.seconds:.0f} s,"
+            f" {self.factor:.1f} times as long as the baseline ever took for them"
+        )
 
 
 @dataclass
@@ -57,6 +83,15 @@ class Record:
     not_engaged: list[str] = field(default_factory=list)
     baseline_failure: str | None = None
     unfinished: str | None = None
+    collapse: Collapse | None = None
+    courses: dict[tuple[str, str], list[Tally]] = field(default_factory=dict)
+    """(workload, `warmup` or `repeat`) -> how the tokens of the baseline came."""
+    floors: Mapping[str, effect.Floor] = field(default_factory=dict)
+    """Noise of workloads on this host as earlier verifications recorded it."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Default workloads that the server has no room for -> why."""
+    look: effect.Look = field(default_factory=effect.Look)
+    """The look at the data that `intervals` are for."""
 
     def of(self, arm: Arm) -> list[Block]:
         """Blocks of one arm in the order in which they ran."""
@@ -68,15 +103,33 @@ class Record:
         if info.get("simulated") is True:
             self.kind = EvidenceKind.SIMULATED
 
-    def intervals(self) -> dict[str, stats.Interval]:
-        """Interval of every workload that both arms have measured."""
+    def starts(self, workload: str) -> list[effect.Start]:
+        """Every server start that has measured a workload."""
+        return [
+            effect.Start(block.arm is Arm.PATCHED, position, tuple(values))
+            for position, block in enumerate(self.blocks)
+            if (values := block.values(workload))
+        ]
+
+    def floor(self, workload: str) -> effect.Floor | None:
+        """Noise that is known without this run: declared by a simulated host, or recorded."""
+        info = self.blocks[-1].info if self.blocks else {}
+        noise = [info.get("noise_start"), info.get("noise_repeat")]
+        if info.get("simulated") is True and all(isinstance(n, int | float) for n in noise):
+            repeats = max((len(start.values) for start in self.starts(workload)), default=1)
+            deviation = math.hypot(float(str(noise[0])), float(str(noise[1])) / math.sqrt(repeats))
+            return effect.Floor(deviation, effect.KNOWN, "declared")
+        return self.floors.get(workload)
+
+    def intervals(self) -> dict[str, effect.Interval]:
+        """Interval of every workload that both arms have measured, for the present look."""
         found = {}
         for name in self.workloads:
-            values = {arm: [v for b in self.of(arm) if (v := b.values(name))] for arm in Arm}
-            if all(values.values()):
-                found[name] = stats.ratio_interval(
-                    values[Arm.BASELINE], values[Arm.PATCHED], seed=self.seed
-                )
+            starts = self.starts(name)
+            if {start.patched for start in starts} == {True, False}:
+                found[name] = effect.interval(starts, self.look, self.floor(name))
+        if self.collapse is not None:
+            found[self.collapse.workload] = effect.rough(1 / self.collapse.factor)
         return found
 
     def findings(self) -> Findings:
@@ -90,6 +143,7 @@ class Record:
             baseline_failure=self.baseline_failure,
             unfinished=self.unfinished,
             blocks=len(self.of(Arm.PATCHED)),
+            collapses=(str(self.collapse),) if self.collapse else (),
         )
 
     def summary(self) -> dict[str, object]:
@@ -97,11 +151,28 @@ class Record:
         return {
             "metric": METRIC,
             "intervals": {name: i.as_dict() for name, i in self.intervals().items()},
+            "noise": {name: self._noise(name) for name in self.workloads},
+            "left_out": self.left_out,
+            "collapse": vars(self.collapse) if self.collapse else None,
             "arms": {arm.value: self._arm(arm) for arm in Arm},
             "correctness": self._correctness(),
             "server_differences": self._differences(),
             "baseline_failure": self.baseline_failure,
             "unfinished": self.unfinished,
+        }
+
+    def _noise(self, workload: str) -> dict[str, object]:
+        variance, freedom = effect.between_starts(self.starts(workload))
+        floor = self.floor(workload)
+        baseline, _ = effect.start_levels(self.starts(workload))
+        null = baseline[1][1] - baseline[0][1] if len(baseline) > 1 else None
+        return {
+            "variance": variance,
+            "df": freedom,
+            "null_ratio": None if null is None else math.exp(null),
+            "floor": None
+            if floor is None
+            else {"sd": floor.sd, "df": floor.df, "source": floor.source},
         }
 
     def _arm(self, arm: Arm) -> dict[str, object]:
@@ -123,6 +194,8 @@ class Record:
             "ready_seconds": block.ready_seconds,
             "workloads": block.repeats,
             "samples": block.samples,
+            "warmups": block.warmups,
+            "excluded": block.excluded,
             "telemetry": block.telemetry,
         }
 

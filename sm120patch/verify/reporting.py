@@ -10,6 +10,7 @@ from typing import Protocol
 
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.correctness import Examination
+from sm120patch.verify.effect import Interval
 from sm120patch.verify.verdict import Decision
 
 
@@ -36,8 +37,19 @@ class Reporter(Protocol):
     ) -> None:
         """A measured repeat is done; `repeat` counts from 1."""
 
+    def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
+        """A repeat, or the warm-up, does not count; `reason` says why."""
+
+    def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
+        """Requests are under way: `tokens` came in `seconds`; about once a second."""
+
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
-        """A server start is done; `remaining` seconds are expected to follow."""
+        """A server start is done; `remaining` seconds are expected to follow at most."""
+
+    def on_look(
+        self, pairs: int, most: int, intervals: Mapping[str, Interval], decision: Decision
+    ) -> None:
+        """The data were looked at after a start; `decision` is what they would come to now."""
 
     def on_verdict(self, decision: Decision) -> None:
         """The last word."""
@@ -66,7 +78,18 @@ class Silent:
     ) -> None:
         """Say nothing."""
 
+    def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
+        """Say nothing."""
+
+    def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
+        """Say nothing."""
+
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
+        """Say nothing."""
+
+    def on_look(
+        self, pairs: int, most: int, intervals: Mapping[str, Interval], decision: Decision
+    ) -> None:
         """Say nothing."""
 
     def on_verdict(self, decision: Decision) -> None:

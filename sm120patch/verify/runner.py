@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sm120patch.errors import HostError, UsageError
@@ -23,19 +23,19 @@ from sm120patch.plan import Launch
 from sm120patch.verify import engagement as engaged
 from sm120patch.verify.commandline import Arm, Arms, adds_nothing, arms
 from sm120patch.verify.correctness import examine
-from sm120patch.verify.loadgen import Repeat, Target, measure
+from sm120patch.verify.deciding import look
+from sm120patch.verify.effect import Floor, Look, interval
+from sm120patch.verify.loadgen import Target
+from sm120patch.verify.loading import Loading
 from sm120patch.verify.profile import Profile, Workload
 from sm120patch.verify.record import Block, Record, identity
 from sm120patch.verify.reporting import Reporter, Silent
-from sm120patch.verify.samples import kept
-from sm120patch.verify.schedule import estimate, order_of
-from sm120patch.verify.server import OutOfTime, Server, failed, running
+from sm120patch.verify.schedule import estimate, schedule_for, style_for
+from sm120patch.verify.server import OutOfTime, Server, running
 from sm120patch.verify.spawn import ServerError, api_key
 from sm120patch.verify.telemetry import Meter, declared, metering
 from sm120patch.verify.verdict import Decision, collapsed, decide
 
-FAILED_SHARE = 0.02
-"""Share of requests of a repeat that may fail before the server counts as unusable."""
 COLLAPSE = 0.7
 """An upper bound below this ends the run: more measurements would only cost time."""
 _LOG_PATIENCE = 2.0  # seconds for a line to reach the log after the first requests
@@ -86,18 +86,21 @@ def run(
     report: Reporter | None = None,
     *,
     deadline: float | None = None,
+    floors: Mapping[str, Floor] | None = None,
 ) -> Outcome:
     """Verify one plan on this host.
 
     `swap` puts the content of an arm in place and returns the epoch time at which it was;
-    it is called before every server start. `deadline` (of `time.monotonic`) and the profile's
+    it is called before every server start. `floors` is the noise of workloads on this host as
+    far as earlier verifications recorded it; without, the baseline is measured against itself
+    first. `deadline` (of `time.monotonic`) and the profile's
     `max_time` end the run as inconclusive. Whatever happens, KeyboardInterrupt included, the
     server that was started here is stopped before this returns or raises; the content is
     left as the last swap made it. Raises HostError when the baseline does not run or there is
     no evidence to be had, BusyError when the port is taken, UsageError for a profile that
     cannot show what the set demands.
     """
-    return _Run(profile, duty, swap, report or Silent(), deadline).run()
+    return _Run(profile, duty, swap, report or Silent(), deadline, floors or {}).run()
 
 
 def check(profile: Profile, duty: Duty) -> Arms:
@@ -123,6 +126,7 @@ class _Run:
         swap: Callable[[Arm], float],
         report: Reporter,
         deadline: float | None,
+        floors: Mapping[str, Floor],
     ) -> None:
         self.profile = profile
         self.duty = duty
@@ -132,14 +136,20 @@ class _Run:
         limits = [deadline, profile.max_time and self.began + profile.max_time]
         self.deadline = min((limit for limit in limits if limit), default=None)
         self.arms = check(profile, duty)
-        self.blocks, self.margin, self.workloads = profile.with_policy(duty.policy)
-        self.order = order_of(self.blocks)
+        _, self.margin, self.workloads = profile.with_policy(duty.policy)
         names = [workload.name for workload in self.workloads]
-        self.record = Record(names, profile.seed, profile.server.kind)
+        self.record = Record(names, profile.seed, profile.server.kind, floors=floors)
+        simulated = profile.server.kind is EvidenceKind.SIMULATED
+        known = simulated or all(name in floors for name in names)
+        self.schedule = schedule_for(profile, duty.policy, known=known)
         self.meter = Meter()
+        self.looks: list[dict[str, object]] = []
+        self.ended: str | None = None
 
     def run(self) -> Outcome:
-        self.report.on_start(self.arms, self.order, estimate(self.profile, self.duty.policy))
+        order = self.schedule.order
+        seconds = estimate(self.profile, self.duty.policy, len(order))
+        self.report.on_start(self.arms, order, seconds)
         with metering() as self.meter:
             self._all_blocks()
         decision = decide(self.duty.policy.goal, self.margin, self.record.findings())
@@ -148,17 +158,45 @@ class _Run:
 
     def _all_blocks(self) -> None:
         try:
-            for number, arm in enumerate(self.order, start=1):
+            for number in range(1, len(self.schedule.order) + 1):
+                arm = self.schedule.order[number - 1]
                 if arm is Arm.BASELINE and self.record.baseline_failure is not None:
                     continue
-                self.report.on_block(number, len(self.order), arm)
-                if self._block(number, arm):
+                self.report.on_block(number, len(self.schedule.order), arm)
+                if self._block(number, arm) or self._enough(number):
                     break
-                spent = time.monotonic() - self.began
-                remaining = spent / number * (len(self.order) - number)
-                self.report.on_block_done(number, len(self.order), remaining)
+                self._settle_order()
+                left = len(self.schedule.order) - number
+                remaining = (time.monotonic() - self.began) / number * left
+                self.report.on_block_done(number, len(self.schedule.order), remaining)
         except OutOfTime:
             self.record.unfinished = "the time ran out before everything was measured"
+
+    def _enough(self, number: int) -> bool:
+        """Look at the data after a start; True when the run can end."""
+        seen = look(self.record, self.schedule, self.duty.policy.goal, self.margin)
+        self.ended = seen.why
+        found = self.record.intervals()
+        self.looks.append(
+            {
+                "after_start": number,
+                "pairs": seen.pairs,
+                "look": self.record.look.number,
+                "looks": self.record.look.looks,
+                "verdict": seen.decision.verdict.value,
+                "intervals": {name: interval.as_dict() for name, interval in found.items()},
+            }
+        )
+        self.report.on_look(seen.pairs, self.schedule.most, found, seen.decision)
+        return seen.stop
+
+    def _settle_order(self) -> None:
+        """Choose the order by what the first restart cost; a simulated one costs nothing real."""
+        blocks = self.record.blocks
+        if len(blocks) == 1 and self.record.kind is not EvidenceKind.SIMULATED:
+            ready = blocks[0].ready_seconds
+            style = style_for(ready, blocks[0].seconds - ready)
+            self.schedule = replace(self.schedule, style=style)
 
     def _block(self, number: int, arm: Arm) -> bool:
         """One server start; True when the verdict is clear and measuring can end."""
@@ -216,15 +254,30 @@ class _Run:
         self._ask(number, block, server, target, "before")
         if self._clear():
             return True
+        load = Loading(
+            self.profile, self.record, self.report, number, block, server, target, self.deadline
+        )
+        self._leave_out(block)
         for position, workload in enumerate(self.workloads):
-            self._warm_up(number, block, server, target, workload)
+            slow = load.warm_up(workload)
             if position == 0 and self._check_log(block.arm, server):
                 return True
-            self._repeats(number, block, server, target, workload)
-            if self._clear(workload.name):
+            if slow or load.repeats(workload) or self._clear(workload.name):
+                self.ended = "clear"
                 return True
         self._ask(number, block, server, target, "after")
         return self._check_log(block.arm, server) or self._clear()
+
+    def _leave_out(self, block: Block) -> None:
+        """Drop default workloads that the first server has no room for."""
+        if len(self.record.blocks) > 1:
+            return
+        for workload in self.workloads:
+            if reason := self.profile.too_long(workload, block.info):
+                self.record.left_out[workload.name] = reason
+                self.report.on_excluded(block.arm, workload.name, reason)
+        self.workloads = tuple(w for w in self.workloads if w.name not in self.record.left_out)
+        self.record.workloads = [workload.name for workload in self.workloads]
 
     def _check_info(self, arm: Arm, server: Server) -> bool:
         if arm is Arm.PATCHED:
@@ -261,67 +314,16 @@ class _Run:
         block.examinations.append(examination)
         self.report.on_answers(block.arm, examination)
 
-    def _warm_up(
-        self, number: int, block: Block, server: Server, target: Target, workload: Workload
-    ) -> None:
-        if workload.warmup_requests == 0:
-            return
-        self.report.on_warmup(block.arm, workload.name)
-        doing = f"warming up {workload.name}"
-        result = measure(
-            target,
-            workload,
-            seed=self.profile.seed,
-            tag=f"b{number}.{workload.name}-warmup",
-            repeat=0,
-            prompts=workload.warmup_requests,
-            deadline=self.deadline,
-            watch=partial(server.check_alive, doing),
-        )
-        self._check_repeat(result, server, doing)
-
-    def _repeats(
-        self, number: int, block: Block, server: Server, target: Target, workload: Workload
-    ) -> None:
-        repeats = workload.repeats or 1
-        doing = f"serving {workload.name}"
-        for repeat in range(1, repeats + 1):
-            result = measure(
-                target,
-                workload,
-                seed=self.profile.seed,
-                tag=f"b{number}.{workload.name}",
-                repeat=repeat,
-                deadline=self.deadline,
-                watch=partial(server.check_alive, doing),
-            )
-            self._check_repeat(result, server, doing)
-            block.repeats.setdefault(workload.name, []).append(result.metrics)
-            block.samples.setdefault(workload.name, []).append(kept(result.samples))
-            self.report.on_repeat(block.arm, workload.name, repeat, repeats, result.metrics)
-
-    def _check_repeat(self, result: Repeat, server: Server, doing: str) -> None:
-        """A repeat that was cut off is no measurement; one with failures is a broken server."""
-        failures = result.metrics["failed"]
-        if not result.cut and failures <= FAILED_SHARE * len(result.samples):
-            return
-        server.check_alive(doing)
-        self._check_time()
-        raise failed(
-            f"{failures:g} of {len(result.samples)} requests failed while {doing}: "
-            + "; ".join(result.failures[:3]),
-            server.log,
-            server.log_offset,
-        )
-
     def _clear(self, workload: str | None = None) -> bool:
         """True when more measuring cannot change the verdict: broken, or a collapse."""
-        findings = self.record.findings()
-        if findings.broken:
+        if self.record.findings().broken:
             return True
-        limit = min(COLLAPSE, 1 - self.margin)
-        found = findings.effects.get(workload) if workload else None
-        return found is not None and collapsed(found, limit)
+        starts = self.record.starts(workload) if workload else []
+        found = interval(starts, Look(0))
+        if collapsed(found, min(COLLAPSE, 1 - self.margin)):
+            self.record.look = Look(0)
+            return True
+        return False
 
     def _check_time(self) -> None:
         if self.deadline is not None and time.monotonic() >= self.deadline:
@@ -339,7 +341,16 @@ class _Run:
             "time_scale": info.get("time_scale"),
             "server": identity(info),
             "clock": "virtual" if _virtual(info) else "wall",
-            "order": [arm.value for arm in self.order],
+            "order": [arm.value for arm in self.schedule.order],
+            "schedule": {
+                "least": self.schedule.least,
+                "most": self.schedule.most,
+                "null_run": self.schedule.null,
+                "style": self.schedule.style,
+            },
+            "looks": self.looks,
+            "ended": self.ended,
+            "noise_keys": {w.name: self.profile.noise_key(w) for w in self.workloads},
             "blocks_run": [block.arm.value for block in self.record.blocks],
             "commands": {arm.value: self.arms.of(arm).shown for arm in Arm},
             "workloads": [_as_dict(workload) for workload in self.workloads],

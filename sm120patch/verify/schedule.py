@@ -49,7 +49,7 @@ class Schedule:
 
     def pairs(self, done: Sequence[Arm]) -> int:
         """Pairs that are complete after the starts `done`."""
-        return min(done.count(Arm.BASELINE) - self.null, done.count(Arm.PATCHED))
+        return min(max(done.count(Arm.BASELINE) - self.null, 0), done.count(Arm.PATCHED))
 
     def look(self, pairs: int, workloads: int) -> Look:
         """Look after so many pairs; one before its time shares no error with the others."""

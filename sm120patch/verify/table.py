@@ -83,6 +83,14 @@ class Table:
         self.fault(key, f"expected a number in {low:g}..{high:g}, found {value!r}")
         return default
 
+    def truth(self, key: str) -> bool | None:
+        """Truth value; None when it is not given."""
+        value = self._get(key, False)
+        if value is None or isinstance(value, bool):
+            return value
+        self.fault(key, f"expected true or false, found {_kind(value)}")
+        return None
+
     def strings(self, key: str, *, required: bool = False) -> tuple[str, ...]:
         """List of strings; `required` also forbids the empty list."""
         value = self._get(key, required)

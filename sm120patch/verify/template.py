@@ -18,8 +18,8 @@ _DEFAULT_PORT = 30000  # SGLang's own default
 
 _HEAD = """\
 # Verification profile of sm120patch: how your server is started and what is measured.
-# `apply` and `verify` start it twice an arm (baseline, patched, patched, baseline), ask it a
-# few questions, measure the workloads below and decide by interval. Unknown keys are errors.
+# `apply` and `verify` start it without and with the sets in turn, ask it a few questions, measure
+# the workloads below and decide by interval. Unknown keys are errors.
 
 [server]
 # start: sm120patch starts and stops the server. external: see the end of this file.
@@ -51,9 +51,14 @@ _VERIFY = """
 # endpoint = "generate"                 # SGLang's own; or "openai" for /v1/completions
 # model = "name"                        # openai only; default: the first of /v1/models
 seed = 1
-# Server starts an arm, and the share of throughput a set may cost; default: as the set says.
-# blocks = 2
+# Most server starts an arm (default: three times what the set asks for; the run ends as soon as
+# it is clear), and the share of throughput a set may cost (default: as the set says).
+# blocks = 6
 # margin = 0.03
+# Start the baseline against itself first; default: where the noise of this host is not on record.
+# null_run = true
+# A server without a token for so many seconds hangs.
+# hang_timeout = 300
 # Give up after this many seconds; the verdict is then inconclusive.
 # max_time = 7200
 
@@ -154,7 +159,7 @@ def _workloads() -> str:
             f"concurrency = {w.concurrency}",
             f"prompts = {w.prompts}",
             "# repeats = 3    # measured repeats per server start; default: as the set says",
-            f"# warmup = {w.concurrency}     # unmeasured requests before; default: one round",
+            f"# warmup = {w.prompts}     # unmeasured requests before; default: a whole repeat",
             "",
         ]
     return "\n".join(lines[:-1]) + "\n"

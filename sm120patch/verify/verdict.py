@@ -13,8 +13,8 @@ decides:
 4. `improved`: no workload may lose more than the margin, and for at least one the whole 99 %
    interval lies above 1.
 5. `no-regression`: no workload may lose more than the margin: the 90 % interval of each stays
-   above 1 - margin, and the 99 % interval above 90 % (or 1 - 2 margins), so that noise alone
-   hardly ever lets a grave loss pass. For the goal `speed` this is not enough: the verdict is
+   above 1 - margin, and the 99 % interval above 90 % (or twice the margin), so that noise
+   alone hardly ever lets a grave loss pass. For the goal `speed` this is not enough: the verdict is
    `inconclusive` until an improvement is shown.
 6. `inconclusive`: everything else, with what would decide it. A run that the time limit cut
    off is never more than that: half a measurement hides the order effect.
@@ -113,15 +113,13 @@ def decide(goal: Goal, margin: float, findings: Findings) -> Decision:
 
 def safety_of(margin: float) -> float:
     """Ratio that the 99 % interval of every workload must stay above for a pass."""
-    return 1 - max(GRAVE, 2 * margin)
+    return min(1 - GRAVE, (1 - margin) ** 2)
 
 
 def passes(interval: Interval, margin: float) -> bool:
     """True when the workload does not lose more than the margin."""
     return (
-        interval.bounded
-        and interval.low >= 1 - margin
-        and interval.sure_low >= safety_of(margin)
+        interval.bounded and interval.low >= 1 - margin and interval.sure_low >= safety_of(margin)
     )
 
 
@@ -144,6 +142,11 @@ def describe(name: str, interval: Interval) -> str:
     if math.isfinite(interval.smallest):
         text += f", an effect of {interval.smallest * 100:.1f} % would have been seen"
     return text
+
+
+def collapsed(interval: Interval, limit: float = 0.7) -> bool:
+    """True when the interval lies so far below 1 that measuring on would only cost time."""
+    return interval.bounded and interval.high < limit
 
 
 def _rough_verdict(interval: Interval) -> bool:

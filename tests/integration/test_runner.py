@@ -18,6 +18,7 @@ from sm120patch.model import Engagement, EvidenceKind, Goal
 from sm120patch.plan import Launch
 from sm120patch.verify import processes
 from sm120patch.verify.commandline import Arm
+from sm120patch.verify.effect import Floor
 from sm120patch.verify.profile import Profile, parse
 from sm120patch.verify.reporting import Silent
 from sm120patch.verify.runner import Outcome, check, run
@@ -78,9 +79,14 @@ def test_improved(tmp_path):
     assert outcome.verdict == "improved" and outcome.passed and not outcome.rejected
     assert outcome.kind is EvidenceKind.SIMULATED
     interval = outcome.summary["intervals"]["tiny"]  # type: ignore[index]
-    assert interval["unit"] == "block" and 1 < interval["low"] < 1.05 < interval["high"] < 1.1
-    assert outcome.summary["order"] == ["baseline", "patched", "patched", "baseline"]
-    assert outcome.summary["blocks_run"] == outcome.summary["order"]
+    assert interval["unit"] == "start" and 1 < interval["low"] < 1.05 < interval["high"] < 1.1
+    assert outcome.summary["blocks_run"] == ["baseline", "patched", "patched", "baseline"]
+    assert outcome.summary["order"] == 3 * outcome.summary["blocks_run"], "had it not been clear"
+    assert outcome.summary["ended"] == "clear"
+    looks = outcome.summary["looks"]
+    assert [look["pairs"] for look in looks] == [0, 1, 1, 2]  # type: ignore[index, attr-defined]
+    assert looks[-1]["intervals"] == outcome.summary["intervals"]  # type: ignore[index]
+    assert interval["smallest_effect"] < 0.05 and interval["sure_low"] < interval["low"]
     assert outcome.summary["clock"] == "virtual" and outcome.summary["time_scale"] == 2000
     commands = outcome.summary["commands"]
     assert isinstance(commands, dict)
@@ -110,7 +116,7 @@ def test_no_effect_does_not_satisfy_the_goal_speed(tmp_path):
 def test_regressed_by_a_little(tmp_path):
     outcome = verify(tmp_path, "slow-mild-regression")
     assert outcome.verdict == "regressed" and outcome.rejected
-    assert outcome.summary["blocks_run"] == outcome.summary["order"]
+    assert len(outcome.summary["blocks_run"]) == 4  # type: ignore[arg-type]
 
 
 def test_a_collapse_ends_the_run_after_the_first_workload_of_the_patched_arm(tmp_path):
@@ -124,7 +130,7 @@ def test_a_collapse_ends_the_run_after_the_first_workload_of_the_patched_arm(tmp
     assert outcome.verdict == "regressed" and outcome.rejected
     assert outcome.summary["blocks_run"] == ["baseline", "patched"]
     assert "-87" in reasons(outcome)
-    expected = ["start 4", "block 1 baseline", "ready", "tiny 1/3", "tiny 2/3", "tiny 3/3",
+    expected = ["start 12", "block 1 baseline", "ready", "tiny 1/3", "tiny 2/3", "tiny 3/3",
                 "later 1/3", "later 2/3", "later 3/3", "block 2 patched", "ready",
                 "tiny 1/3", "tiny 2/3", "tiny 3/3", "regressed"]  # fmt: skip
     assert recorder.events == expected
@@ -134,6 +140,31 @@ def test_inconclusive(tmp_path):
     outcome = verify(tmp_path, "noisy")
     assert outcome.verdict == "inconclusive" and not outcome.passed and not outcome.rejected
     assert outcome.decision.advice
+    assert outcome.summary["ended"] == "hopeless", "it is not measured to the end in vain"
+    assert len(outcome.summary["blocks_run"]) == 6  # type: ignore[arg-type]
+
+
+def test_the_baseline_is_measured_against_itself_where_the_noise_is_unknown(tmp_path):
+    swap = swapper(fake_environment(tmp_path))
+    profile = simulated_profile(tmp_path, "root-complex-2gpu", verify="null_run = true")
+    silent = replace(
+        profile,
+        server=replace(profile.server, command=(*profile.server.command, "--undeclared-noise")),
+    )
+    outcome = run(silent, duty(), swap)
+    assert outcome.passed, reasons(outcome)
+    run_ = outcome.summary["blocks_run"]
+    assert run_[:3] == ["baseline", "baseline", "patched"]  # type: ignore[index]
+    noise = outcome.summary["noise"]["tiny"]  # type: ignore[index]
+    assert noise["floor"] is None and noise["df"] >= 3
+    assert noise["null_ratio"] == pytest.approx(1, abs=0.02)
+    # What was recorded serves the next verification: it needs no null run.
+    floor = Floor(noise["variance"] ** 0.5, noise["df"], "recorded")
+    unknown = replace(silent, null_run=None)
+    again = run(unknown, duty(), swap, floors={"tiny": floor})
+    assert again.passed and again.summary["noise"]["tiny"]["floor"]["source"] == "recorded"  # type: ignore[index]
+    assert again.summary["blocks_run"][:2] == ["baseline", "patched"]  # type: ignore[index]
+    assert len(again.summary["blocks_run"]) <= len(run_)  # type: ignore[arg-type]
 
 
 def test_broken_by_garbage_at_high_speed(tmp_path):

@@ -13,7 +13,7 @@ from sm120patch.model import EvidenceKind, VerificationPolicy
 from sm120patch.plan import Launch
 from sm120patch.verify.commandline import Arm, adds_nothing, arms, strip_options
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, Profile, load, parse
-from sm120patch.verify.schedule import estimate, order_of
+from sm120patch.verify.schedule import Schedule, estimate, schedule_for, style_for
 from sm120patch.verify.template import template
 
 FLAG = "--enable-flashinfer-allreduce-fusion"
@@ -36,10 +36,10 @@ def faults(text: str) -> list[str]:
 # --- reading -----------------------------------------------------------------------------------
 
 
-def test_a_profile_without_workloads_measures_three():
+def test_a_profile_without_workloads_measures_four():
     profile = read(MINIMAL)
     assert [(w.concurrency, w.input_len, w.output_len) for w in profile.workloads] == [
-        (1, 256, 128), (64, 256, 128), (512, 256, 128)]  # fmt: skip
+        (1, 256, 128), (64, 256, 128), (512, 256, 128), (4, 8192, 128)]  # fmt: skip
     assert profile.server.port == 30000 and profile.server.ready == "/health"
 
 
@@ -297,14 +297,41 @@ def test_the_interpreter_of_the_tool_is_a_placeholder_too():
 # --- schedule ----------------------------------------------------------------------------------
 
 
+def letters(schedule: Schedule) -> str:
+    return "".join({Arm.BASELINE: "A", Arm.PATCHED: "B"}[arm] for arm in schedule.order)
+
+
 def test_the_order_alternates_so_that_a_drift_hits_both_arms():
-    letters = {Arm.BASELINE: "A", Arm.PATCHED: "B"}
-    assert ["".join(letters[a] for a in order_of(n)) for n in (1, 2, 3)] == ["AB", "ABBA", "ABBAAB"]
+    assert [letters(Schedule(1, n, False)) for n in (1, 2, 3)] == ["AB", "ABBA", "ABBAAB"]
+    assert letters(Schedule(1, 2, False, "ABAB")) == "ABAB"
+    assert letters(Schedule(1, 2, True)) == "AABBA", "the baseline against itself comes first"
 
 
-def test_the_estimate_grows_with_blocks_and_is_short_for_a_simulated_server():
+def test_a_dear_restart_swaps_less_often():
+    assert style_for(ready=180, measuring=400) == "ABBA"
+    assert style_for(ready=20, measuring=400) == "ABAB"
+
+
+def test_pairs_are_complete_without_the_null_run():
+    schedule = Schedule(2, 3, True)
+    pairs = [schedule.pairs(schedule.order[:n]) for n in range(8)]
+    assert pairs == [0, 0, 0, 1, 1, 2, 2, 3]
+    assert [schedule.look(n, 1).number for n in range(4)] == [0, 0, 1, 2]
+    assert schedule.look(3, 4).looks == 2 and schedule.look(3, 4).workloads == 4
+
+
+def test_the_schedule_is_made_from_profile_and_policy():
+    policy = VerificationPolicy(blocks=2)
+    plain = schedule_for(read(MINIMAL), policy, known=False)
+    assert (plain.least, plain.most, plain.null) == (2, 6, True)
+    assert not schedule_for(read(MINIMAL), policy, known=True).null
+    asked = read(MINIMAL + "[verify]\nblocks = 1\nnull_run = true")
+    assert schedule_for(asked, policy, known=True) == Schedule(1, 1, True)
+
+
+def test_the_estimate_grows_with_starts_and_is_short_for_a_simulated_server():
     policy = VerificationPolicy()
-    real = estimate(read(MINIMAL), policy)
+    real = estimate(read(MINIMAL), policy, 4)
     assert real > 600
-    assert estimate(read(MINIMAL + "[verify]\nblocks = 4"), policy) == pytest.approx(2 * real)
-    assert estimate(read(MINIMAL + 'kind = "simulated"'), policy) < 120
+    assert estimate(read(MINIMAL), policy, 8) == pytest.approx(2 * real)
+    assert estimate(read(MINIMAL + 'kind = "simulated"'), policy, 4) < 120

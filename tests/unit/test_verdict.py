@@ -6,14 +6,14 @@ import pytest
 
 from sm120patch.model import Goal
 from sm120patch.verify.correctness import Answer, Examination, flaw_of, judge, probes
+from sm120patch.verify.effect import Interval
 from sm120patch.verify.engagement import engaged_baseline, info_failures, log_failures
-from sm120patch.verify.stats import Interval
 from sm120patch.verify.verdict import Findings, Verdict, collapsed, decide, describe
 from tests.support.simulated import ENGAGEMENT
 
 
 def interval(low: float, high: float) -> Interval:
-    return Interval(math.sqrt(low * high), low, high, 0.9, "block")
+    return Interval(math.sqrt(low * high), low, high)
 
 
 def verdict(*bounds: tuple[float, float], goal: Goal = Goal.NO_REGRESSION, **more: object):
@@ -88,6 +88,34 @@ def test_an_inconclusive_verdict_says_what_would_decide():
 def test_effects_are_described_with_their_interval():
     assert describe("c64", interval(1.02, 1.06)) == "c64: +4.0 % (90 % interval +2.0 .. +6.0 %)"
     assert "not enough" in describe("c64", interval(0, math.inf))
+
+
+def sure(low: float, high: float, at_99: tuple[float, float]) -> Interval:
+    return Interval(math.sqrt(low * high), low, high, sure=at_99, smallest=0.05, noise=0.02)
+
+
+@pytest.mark.parametrize(("effect", "expected"), [
+    (sure(1.01, 1.06, (0.99, 1.08)), Verdict.NO_REGRESSION),
+    (sure(1.03, 1.06, (1.01, 1.08)), Verdict.IMPROVED),
+    (sure(0.98, 1.02, (0.88, 1.14)), Verdict.INCONCLUSIVE),
+    (sure(0.90, 0.96, (0.85, 1.01)), Verdict.INCONCLUSIVE),
+    (sure(0.90, 0.96, (0.87, 0.99)), Verdict.REGRESSED)])  # fmt: skip
+def test_what_is_said_of_a_difference_must_hold_at_99_percent(effect, expected):
+    assert decide(Goal.NO_REGRESSION, 0.03, Findings({"w": effect})).verdict is expected
+
+
+def test_a_verdict_names_noise_and_the_smallest_effect_it_could_have_seen():
+    text = describe("c64", sure(0.98, 1.02, (0.95, 1.05)))
+    assert "90 % interval -2.0 .. +2.0 %, 99 % -5.0 .. +5.0 %" in text
+    assert "noise between starts 2.0 %" in text
+    assert "an effect of 5.0 % would have been seen" in text
+
+
+def test_a_collapse_decides_even_where_other_workloads_are_fine():
+    decision = verdict((0.99, 1.01), collapses=("c512: collapsed",))
+    assert decision.verdict is Verdict.REGRESSED and decision.reasons[0] == "c512: collapsed"
+    late = verdict((0.99, 1.01), collapses=("c512: collapsed",), unfinished="the time ran out")
+    assert late.verdict is Verdict.REGRESSED, "it needed no more time"
 
 
 def test_a_collapse_is_an_interval_far_below():
