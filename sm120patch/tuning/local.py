@@ -118,7 +118,11 @@ sha256 = "{sha256_hex(payloads[data])}"
 id = "load"
 target = "flashinfer-python"
 summary = "Load them when the autotuner comes into being"
-description = "FlashInfer's own reader; what it finds is not measured again at start."
+description = """
+FlashInfer's own reader; what it finds is not measured again at start. SGLang's cache of tactics is
+put aside while the set is on: it would win, and after a revert it would still hold these.
+"""
+tactics = true
 
 [[change.variant]]
 versions = "{window}"

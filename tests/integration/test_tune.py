@@ -210,7 +210,12 @@ def cutlass_fused_moe(*, input, token_selected_experts, token_final_scales,
 
 
 def fake_environment(
-    prefix: Path, flashinfer: str = "0.6.3", sglang: str = "0.5.9", *, gpu: bool = True
+    prefix: Path,
+    flashinfer: str = "0.6.3",
+    sglang: str = "0.5.9",
+    *,
+    gpu: bool = True,
+    autotuner: str = AUTOTUNER,
 ) -> Path:
     """The interfaces that are called, in the shape of the releases; no kernel runs."""
     site = create_venv(prefix)
@@ -223,7 +228,7 @@ def fake_environment(
         {
             "flashinfer/__init__.py": f'__version__ = "{flashinfer}"\n'.encode(),
             "flashinfer/autotuner.py": (
-                f"VERSION, DEVICE = {flashinfer!r}, {DEVICE!r}\n{AUTOTUNER}".encode()
+                f"VERSION, DEVICE = {flashinfer!r}, {DEVICE!r}\n{autotuner}".encode()
             ),
             "flashinfer/fused_moe.py": MOE.encode(),
             "flashinfer/_build_meta.py": f'__version__ = "{flashinfer}"\n'.encode(),

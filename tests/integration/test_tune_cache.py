@@ -107,6 +107,16 @@ def load(tmp_path: Path, flashinfer: str, metadata: dict[str, str]) -> list[str]
     return done.stdout.splitlines()
 
 
+PUBLISHED_GET = """
+import os
+class AutoTuner:
+    _instance = None
+    @classmethod
+    def get(cls):
+        if cls._instance is None:
+            cls._instance = AutoTuner()
+        return cls._instance
+"""
 RELEASES = ["0.6.8", "0.6.11.post1", "0.6.12", "0.6.14", "0.6.15.post1", "0.6.18", "0.7.2", "0.7.4"]
 
 
@@ -132,6 +142,22 @@ def test_on_another_gpu_or_version_the_published_autotuner_ignores_it(
     other = {**METADATA, "flashinfer_version": version, name: "other"}
     lines = load(tmp_path, version, other)
     assert "entries 0" in lines and any("different" in line for line in lines)
+
+
+def test_the_hosts_own_cache_is_put_aside_while_the_set_is_on(tmp_path: Path) -> None:
+    """It would win over the set, and what the set holds would be written into it."""
+    into = tuned(tmp_path)
+    fake_environment(tmp_path / "env", "0.6.12", "0.5.15.post1", autotuner=PUBLISHED_GET)
+    ranks = tmp_path / "home" / ".cache/sglang/flashinfer/autotune/0.6.12/sm120/key/rank_tp0.json"
+    ranks.parent.mkdir(parents=True)
+    ranks.write_text("{}")
+    here = ("--env", tmp_path / "env", "--extra-catalogue", into, "--allow-running")
+    home = {"HOME": str(tmp_path / "home")}
+    done = run("apply", "my-moe", "--gpu", "12.0", "--no-verify", *here, **home)
+    assert done.code == 0, done.err
+    assert not ranks.exists()
+    assert run("revert", "--all", *here, **home).code == 0
+    assert ranks.read_text() == "{}"
 
 
 @pytest.mark.parametrize(
