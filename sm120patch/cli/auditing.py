@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli.exporting import export_options
 from sm120patch.cli.options import catalogue_options, output_option
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
@@ -50,6 +52,7 @@ KINDS = (
     is_flag=True,
     help="Hash only files whose size, times or inode changed since they were hashed last.",
 )
+@export_options
 @catalogue_options
 @output_option
 @pass_output
@@ -61,6 +64,9 @@ def audit(
     fail_on: tuple[str, ...],
     network: bool,
     quick: bool,
+    cyclonedx: Path | None,
+    prometheus: Path | None,
+    sarif: Path | None,
     catalogue: Places,
 ) -> int:
     """Find every Python environment and compare each file with upstream's; exit 1 on findings.
@@ -69,15 +75,21 @@ def audit(
     """
     from sm120patch.audit.findings import FailOn, Kind, host_dict
     from sm120patch.cli.audittext import report_text
+    from sm120patch.operations import exporting
     from sm120patch.operations.auditing import Scope
     from sm120patch.operations.auditing import audit as audit_host
 
-    scope = Scope(root, env, python, network, quick)
-    report = audit_host(scope, _catalogue(output, catalogue), _progress(output))
+    exports = exporting.Exports(cyclonedx, prometheus, sarif)
+    exporting.check(exports)
+    started = time.monotonic()
+    scope, known = Scope(root, env, python, network, quick), _catalogue(output, catalogue)
+    report = audit_host(scope, known, _progress(output))
+    written = exporting.write(exports, report, known.sets, exporting.Timing.since(started))
     chosen = FailOn(frozenset(map(Kind, fail_on))) if fail_on else FailOn()
     failed = chosen.fails(finding for _environment, finding in report.all_findings)
     code = ExitCode.FINDINGS if failed else ExitCode.OK
     result = {**host_dict(report), **_single(report, named=bool(env or python))}
+    result["written"] = [str(path) for path in written]
     output.data(result, report_text(report), code)
     return code
 

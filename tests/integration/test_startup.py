@@ -96,3 +96,8 @@ def test_the_report_would_show_a_heavy_module(loaded: Loaded) -> None:
     files = {name: str(loaded.root / name) for name in ("LOADED", "FOREIGN")}
     run_after(f"{REPORT}\nimport libcst", "--version", **files)
     assert "libcst" in loaded.third_party()
+
+
+def test_formats_that_are_not_asked_for_are_not_loaded(loaded: Loaded) -> None:
+    modules = loaded.by("audit", *loaded.options)
+    assert not modules & {"cyclonedx", "prometheus_client", "jsonschema", "packageurl"}
