@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib._bootstrap_external
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.catalogue import SOURCE, A, write_catalogue, write_environment
+from tests.support.catalogue import KERNEL, SOURCE, A, write_catalogue, write_environment
 from tests.support.command import Ran, run
 from tests.support.environments import tree_digest
+from tests.support.jit import ninja
 
 APPLY = ("apply", "bundle", "--no-verify", "--allow-running")
 REVERT = ("revert", "--all", "--allow-running")
@@ -31,11 +33,13 @@ class World:
         self.prefix = root / "env"
         self.workspace = Path(os.environ["HOME"]) / ".cache" / "flashinfer"
         write_environment(self.prefix)
-        self.build(b"built from upstream's header")
+        self.ninja = self.prefix / "bin" / "ninja"
+        self.ninja.symlink_to(ninja())
+        self.build()
         for command in before:
             assert run(*command, *self.options).code == 0
         if before:
-            self.build(b"built from the patched header")
+            self.build()
         self.compile_unchecked()
         self.kept = root / "kept"
         self.seal()
@@ -59,12 +63,16 @@ class World:
     def options(self) -> list[str]:
         return ["--env", str(self.prefix), "--catalogue", str(self.catalogue)]
 
-    def build(self, library: bytes) -> None:
-        """Leave a built FlashInfer module that includes the header, as ninja would."""
+    def build(self) -> None:
+        """Leave a FlashInfer module that includes the header, built by a real ninja."""
         self.module.mkdir(parents=True, exist_ok=True)
-        source = self.site / SOURCE
-        (self.module / "build.ninja").write_text(f"build mod.o: cuda_compile {source}\n")
-        (self.module / "mod.so").write_bytes(library)
+        source, header = self.site / SOURCE, self.site / KERNEL
+        rule = f"rule cuda_compile\n  command = cat $in {header} > $out\n"
+        text = f"{rule}build mod.so: cuda_compile {source} | {header}\n"
+        (self.module / "build.ninja").write_text(text)
+        subprocess.run(
+            [self.ninja, "-C", self.module], check=True, stdout=subprocess.DEVNULL, timeout=60
+        )
 
     def compile_unchecked(self) -> None:
         """Leave bytecode that Python never compares with its source (PEP 552)."""
