@@ -129,18 +129,29 @@ def find(
             for label, _target, _variant in variants(catalogue, versions, members, optional=False)
         }
         present = sorted(label for label in there if label.split("/", 1)[0] in members)
-        if not present or not _all_touched(members, present, needed):
-            continue
-        lacking = sorted(needed - there)
-        found[name] = ByHand(name, tuple(present), tuple(lacking))
+        if present and _is_meant(catalogue, versions, members, present, needed):
+            found[name] = ByHand(name, tuple(present), tuple(sorted(needed - there)))
     return [entry for name, entry in found.items() if not _covered(catalogue, name, found)]
 
 
-def _all_touched(members: list[str], present: list[str], needed: set[str]) -> bool:
-    """Every member that has something to do here has some of it done: else it is not this set."""
+def _is_meant(
+    catalogue: Catalogue,
+    versions: Mapping[str, str],
+    members: list[str],
+    present: list[str],
+    needed: set[str],
+) -> bool:
+    """Tell whether a set is what was meant: of several members each must be possible and begun."""
+    if len(members) == 1:
+        return True
     busy = {label.split("/", 1)[0] for label in needed}
     begun = {label.split("/", 1)[0] for label in present}
-    return begun >= {m for m in members if m in busy} or len(members) == 1
+    possible = all(
+        change.optional or choose(change, versions)[0] is not None
+        for member in members
+        for change in catalogue.get(member).changes
+    )
+    return possible and begun >= busy
 
 
 def _covered(catalogue: Catalogue, name: str, found: Mapping[str, ByHand]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm120patch.audit import gittree, ignored
 from sm120patch.audit.files import Digest, Listing, list_named, list_package
@@ -96,6 +96,10 @@ def _wheel(
             return _comparison(copy.record, whole, digests, asked, found, (), cached.compared)
     text = data.decode("utf-8", "surrogateescape")
     table = parse_record(io.StringIO(text, newline=""))
+    if not any(record.sha256 for record in table.entries.values()):
+        reason = f"{copy.record} lists nothing: upstream's content is unknown"
+        found_nothing = _unknown(means, copy, asked, listing, reason)
+        return replace(found_nothing, problems=(*found_nothing.problems, *table.faults))
     known = set(listing.paths)
     rest = [p for p in table.entries if p not in known and not p.startswith(f"{copy.package}/")]
     listing.extend(list_named(means.tree, copy.root, rest))

@@ -11,19 +11,19 @@ from sm120patch.plaintext import table
 def report_text(report: HostReport) -> str:
     """Return one section for each environment that holds a target, then what else there is."""
     shown = [e for e in report.environments if e.packages or e.findings]
-    parts = [part for environment in shown for part in (_environment(environment), "")]
+    parts = [part for environment in shown for part in (_environment(environment, report), "")]
     others = len(report.environments) - len(shown)
     if report.findings:
         rows = [(f.kind.value, f.path, f.detail) for f in report.findings]
         parts += [f"{report.root}:", _indented(table(rows)), ""]
     parts += [f"not looked into: {s.path}: {s.reason}" for s in report.skipped]
     if others:
-        parts.append(f"{others} environments hold neither SGLang nor FlashInfer")
+        parts.append(f"environments without SGLang and FlashInfer: {others}")
     parts.append(_sum(report))
     return "\n".join(parts)
 
 
-def _environment(environment: EnvironmentReport) -> str:
+def _environment(environment: EnvironmentReport, report: HostReport) -> str:
     python = f", Python {environment.python}" if environment.python else ""
     names = f"; also {', '.join(environment.names)}" if environment.names else ""
     lines = [f"{environment.prefix} ({environment.kind}{python}{names})"]
@@ -34,7 +34,9 @@ def _environment(environment: EnvironmentReport) -> str:
     lines += [_indented(table(rows))] if rows else []
     found = [(f.kind.value, f.target, f.path, f.detail) for f in environment.findings]
     lines += [_indented(table(found))] if found else []
-    hints = dict.fromkeys(f.hint for f in environment.findings if f.hint)
+    # Commands are for environments of this host; an image is patched where it runs.
+    told = environment.findings if report.root == "/" else ()
+    hints = dict.fromkeys(f.hint for f in told if f.hint.startswith("sm120patch"))
     lines += [f"  next: {hint} --env {environment.prefix}" for hint in hints]
     return "\n".join(lines)
 

@@ -117,6 +117,24 @@ def mapping_libraries(cache_dirs: Iterable[Path]) -> tuple[tuple[LiveProcess, st
     return tuple(found)
 
 
+def gone_libraries(packages: Sequence[str]) -> tuple[tuple[LiveProcess, str], ...]:
+    """Name every process that maps a library of one of the packages that is gone or put away.
+
+    Libraries below a directory of that name count, and those of JIT caches (`.cache/NAME`).
+    """
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        for path in sorted(_mapped_files(process.pid)):
+            gone = path.endswith(" (deleted)") or "/.sm120patch/" in path
+            if gone and ".so" in Path(path).name and any(f"/{p}/" in path for p in packages):
+                command = redact_arguments(tuple(process.info["cmdline"] or ()))
+                since = process.info["create_time"] or 0.0
+                found.append((LiveProcess(process.pid, since, command, f"maps {path}"), path))
+    return tuple(found)
+
+
 def listening_pid(port: int) -> Listener | None:
     """Return who listens on a TCP port of this host, None when nobody does."""
     import psutil

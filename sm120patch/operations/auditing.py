@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sm120patch.audit import examine, places
+from sm120patch.audit import (
+    byhand,
+    carriers,
+    examine,
+    live,
+    places,
+    sharing,
+    staleness,
+)
 from sm120patch.audit.compare import Means
 from sm120patch.audit.discovery import DIRECTORIES, Limits, Search, ticking
 from sm120patch.audit.examine import Examined, Knowledge
@@ -57,33 +65,41 @@ def audit(
     found = [_named(tree, scope)] if scope.env or scope.python else list(search.places())
     found = [replace(p, names=_names(p, search)) for p in found]
     known = {p.prefix for p in found}
-    cache = StatCache.of(scope.environ)
     shelf = Shelf(cache_directory(scope.environ), lambda _text: None, offline=True)
     knowledge = Knowledge(catalogue, _here(tree), shelf)
+    around = _Around(tree, scope, catalogue, search)
     reports: list[EnvironmentReport] = []
     seen = _Seen(tree)
     tick = ticking(progress, "auditing environments")
     with Hasher() as hasher:
-        means = Means(tree, hasher, cache, scope.quick)
+        means = Means(tree, hasher, StatCache.of(scope.environ), scope.quick)
         for place in found:
             tick(len(reports), place.prefix)
-            report = _examined(means, place, knowledge, seen)
+            report = _examined(means, place, knowledge, seen, around)
             if place.kind != "checkout" or not seen.imported(place, known):
                 reports.append(report)
-    unfinished = tuple(Finding(Kind.UNKNOWN, "-", s.path, s.reason) for s in search.unfinished)
     return HostReport(
         root=tree.root,
         environments=tuple(sorted(reports, key=lambda r: r.prefix)),
         skipped=tuple(search.skipped),
-        findings=unfinished,
+        findings=examine.ordered([*around.of_host(reports), *_unfinished(search)]),
         directories=search.directories,
     )
 
 
-def _examined(means: Means, place: Place, knowledge: Knowledge, seen: _Seen) -> EnvironmentReport:
+def _unfinished(search: Search) -> Iterator[Finding]:
+    for missed in search.unfinished:
+        yield Finding(Kind.UNKNOWN, "-", missed.path, missed.reason)
+
+
+def _examined(
+    means: Means, place: Place, knowledge: Knowledge, seen: _Seen, around: _Around
+) -> EnvironmentReport:
     """Examine one environment; what is wrong with it must not end the audit of the others."""
     try:
-        return seen.named(examine.examine(means, place, knowledge))
+        examined = examine.examine(means, place, knowledge)
+        more = list(around.of_environment(place, examined)) if examined.report.packages else []
+        return seen.named(replace(examined, report=examine.with_findings(examined, more)))
     except (OSError, ValueError, RecursionError, Sm120PatchError) as error:
         detail = f"could not be examined: {type(error).__name__}: {error}"
         unknown = Finding(Kind.UNKNOWN, "-", "-", detail)
@@ -158,6 +174,73 @@ def _names(place: Place, search: Search) -> tuple[str, ...]:
 def _here(tree: Tree) -> Callable[[Evidence], bool]:
     """Evidence kept in an image was gathered where that image ran, whatever host this is."""
     return inspecting.here() if tree.is_host else (lambda _evidence: False)
+
+
+class _Around:
+    """What is looked at beside the files: start-up code, caches, builds, servers, mounts."""
+
+    def __init__(self, tree: Tree, scope: Scope, catalogue: Catalogue, search: Search) -> None:
+        self._tree = tree
+        self._scope = scope
+        self._catalogue = catalogue
+        self._mounts = search.mounts
+        caches = [*search.installer_caches, *sharing.default_caches(tree, scope.environ)]
+        self._copies = list(dict.fromkeys(sharing.cached_copies(tree, _real_paths(tree, caches))))
+        self._live: live.Live | None = None
+
+    def of_environment(self, place: Place, examined: Examined) -> Iterator[Finding]:
+        """What else there is to find of one environment."""
+        tree, report, layout = self._tree, examined.report, examined.layout
+        yield from carriers.in_environment(tree, place, layout)
+        asked = byhand.paths_of(self._catalogue, report.versions)
+        conda = list(sharing.conda_copies(tree, report))
+        self._copies += [c for c in conda if c not in self._copies]
+        for copy in layout.copies:
+            yield from carriers.in_mounts(tree, copy, self._mounts)
+        for package in report.packages:
+            paths = asked.get(package.target, set())
+            yield from staleness.bytecode_findings(tree, package, paths)
+            yield from sharing.in_package(tree, package, self._copies)
+            if tree.is_host:
+                yield from staleness.build_findings(package, layout.path, self._homes())
+        if tree.is_host:
+            yield from live.in_environment(self._look(), report, examined.changed_at)
+
+    def of_host(self, reports: list[EnvironmentReport]) -> Iterator[Finding]:
+        """What belongs to no single environment."""
+        edited: dict[tuple[str, str], set[str]] = {}
+        for report in reports:
+            for package in report.packages:
+                key = (package.target, package.version)
+                edited.setdefault(key, set()).update(f.path for f in package.files)
+        for copy in self._copies:
+            asked = byhand.paths_of(self._catalogue, {copy.target: copy.version})
+            wanted = asked.get(copy.target, set()) | edited.get((copy.target, copy.version), set())
+            yield from sharing.in_cache(self._tree, copy, wanted)
+        where = "/etc/environment"
+        yield from carriers.in_variables(self._tree, carriers.settings(self._tree), where)
+        if self._tree.is_host:
+            here = "the environment of this command"
+            yield from carriers.in_variables(self._tree, self._scope.environ, here)
+            if self._live is not None:
+                yield from live.gone_libraries(self._live)
+
+    def _homes(self) -> list[str]:
+        environ = self._scope.environ
+        named = [environ.get("HOME"), environ.get("FLASHINFER_WORKSPACE_BASE")]
+        served = [s.environ.get("HOME") for s in self._look().servers]
+        homes = ["/root", *(f"/home/{name}" for name in self._tree.names("/home"))]
+        return list(dict.fromkeys(home for home in (*named, *served, *homes) if home))
+
+    def _look(self) -> live.Live:
+        """Look at the processes once, when the first environment with a target is met."""
+        if self._live is None:
+            self._live = live.look()
+        return self._live
+
+
+def _real_paths(tree: Tree, paths: list[str]) -> list[str]:
+    return list(dict.fromkeys(_real(tree, path) for path in paths if tree.is_dir(path)))
 
 
 class _Seen:
