@@ -10,12 +10,12 @@ import ast
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from sm120patch import manifest
 from sm120patch.errors import CatalogueError, UsageError
 from sm120patch.model import PatchSet, PayloadKind, Variant
+from sm120patch.values import dataclass, field, replace
 from sm120patch.variants import (
     advice_for,
     choose,

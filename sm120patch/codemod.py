@@ -24,7 +24,6 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -69,6 +68,7 @@ from sm120patch.model import (
     Refused,
     Unchanged,
 )
+from sm120patch.values import dataclass
 
 __all__ = [
     "Assignment",

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from sm120patch.model import (
     digest_of,
     sha256_hex,
 )
+from sm120patch.values import dataclass
 
 FORMAT = 1
 FILE = "fingerprints.txt"

@@ -8,7 +8,6 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
 from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
@@ -39,6 +38,7 @@ from sm120patch.plan import (
 )
 from sm120patch.policy import merge_launches, merge_policies
 from sm120patch.unified import make_diff
+from sm120patch.values import dataclass
 from sm120patch.variants import advice_hint
 
 

@@ -8,9 +8,10 @@ range is an interval, and whether two ranges overlap can be told without trying 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     from packaging.version import Version

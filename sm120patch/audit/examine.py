@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from sm120patch.audit import byhand, gittree, judging, ledgers
 from sm120patch.audit.byhand import FileKey
@@ -30,6 +29,7 @@ from sm120patch.evidence import Evidence
 from sm120patch.journal import busy_sets
 from sm120patch.plan import OwnedFile
 from sm120patch.published import Shelf
+from sm120patch.values import dataclass, replace
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree
 from sm120patch.model import IMPORT_NAMES
+from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.audit.tree import Tree
@@ -21,6 +20,7 @@ from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.plan import History
 from sm120patch.store import DIRECTORY_NAME, StateDirectory, Store
+from sm120patch.values import dataclass
 
 _LIMIT = 1 << 30
 _FILES = ("ledger.sqlite3", "ledger.sqlite3-journal", "journal.json")

@@ -6,8 +6,9 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from sm120patch.values import dataclass
 
 _SIGNATURE = b"# ninjadeps\n"
 _MAX_RECORD = (1 << 19) - 1

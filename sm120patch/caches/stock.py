@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches.builds import (
@@ -26,6 +25,7 @@ from sm120patch.caches.builds import (
     refused,
 )
 from sm120patch.caches.shelf import locked
+from sm120patch.values import dataclass
 
 TRASH = "trash-"
 """Begin of the name under which a build waits for its removal."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches import flashinfer, freshness, renewal, sglang, shelf
@@ -25,6 +24,7 @@ from sm120patch.environment import Environment
 from sm120patch.errors import BusyError
 from sm120patch.journal import CacheScope, Side
 from sm120patch.plan import FileStep
+from sm120patch.values import dataclass
 
 TARGET = "flashinfer-python"
 PLACES = ("TVM_FFI_CACHE_DIR", "SGLANG_CACHE_DIR")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from sm120patch.errors import ExitCode, Sm120PatchError
 from sm120patch.plaintext import clean
+from sm120patch.values import dataclass
 
 SCHEMA = 1
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sm120patch.environment.records import (
     read_record,
 )
 from sm120patch.model import IMPORT_NAMES
+from sm120patch.values import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch.host import nvml
 from sm120patch.host.redaction import redact_arguments, redact_environment
+from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     import psutil

@@ -7,7 +7,8 @@ the rules against these files of the published packages.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from sm120patch.values import dataclass
 
 DEFAULT_HOME = "/usr/local/cuda"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sm120patch.audit import (
@@ -39,6 +38,7 @@ from sm120patch.errors import HostError, Sm120PatchError, UsageError
 from sm120patch.evidence import Evidence
 from sm120patch.operations import inspecting
 from sm120patch.published import Shelf, cache_directory
+from sm120patch.values import dataclass, field, replace
 
 
 @dataclass(frozen=True)

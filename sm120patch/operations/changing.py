@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from sm120patch.operations import inspecting, planning, staging, verifying
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan, history_digest
 from sm120patch.planner import Request
+from sm120patch.values import dataclass, replace
 from sm120patch.verify.commandline import Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.profile import load as load_profile

@@ -6,7 +6,6 @@ Reads NVML, sysfs, /proc, the environment and the profile; writes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches import flashinfer
@@ -22,6 +21,7 @@ from sm120patch.host.toolkit import ArchRules, arch_rules
 from sm120patch.model import Changed, Variant
 from sm120patch.operations import inspecting
 from sm120patch.operations.site import Site
+from sm120patch.values import dataclass
 from sm120patch.variants import edit
 from sm120patch.verify import profile as profiles
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
@@ -19,6 +18,7 @@ from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
 from sm120patch.plan import History, content_digest
 from sm120patch.store import StateDirectory, Store
+from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

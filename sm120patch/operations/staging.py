@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import transaction
@@ -28,6 +27,7 @@ from sm120patch.plan import (
     OwnedFile,
     Plan,
 )
+from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

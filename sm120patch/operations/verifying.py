@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120patch import host, transaction
@@ -21,6 +20,7 @@ from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_reh
 from sm120patch.operations import inspecting, noise, staging
 from sm120patch.operations.site import Site, content_of
 from sm120patch.plan import History, Plan
+from sm120patch.values import dataclass, replace
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter
