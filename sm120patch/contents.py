@@ -106,7 +106,38 @@ class ContentPlanner:
                 ]
                 continue
             self._add_set(name, record, keys, name in touched, draft)
+        self._ask_for_revised(desired, touched, keys, draft)
         return draft
+
+    def _ask_for_revised(
+        self,
+        desired: Mapping[str, ActiveSet],
+        touched: set[str],
+        keys: set[FileKey],
+        draft: Draft,
+    ) -> None:
+        """Refuse to plan a file with a set whose payloads changed since; name all such sets.
+
+        Two of them on one file can only be brought up to date by one command.
+        """
+        sharing = {
+            name: sorted({path for target, path in self._owned_by(name) if (target, path) in keys})
+            for name in sorted(desired)
+            if name in self._catalogue.ids and name not in touched
+        }
+        revised = {
+            name: paths
+            for name, paths in sharing.items()
+            if paths and desired[name].digest != self._catalogue.get(name).digest
+        }
+        together = " ".join(sorted({*revised, *(touched & set(desired))}))
+        for name, paths in revised.items():
+            record, patch_set = desired[name], self._catalogue.get(name)
+            draft.conflicts.append(
+                f"{', '.join(paths)} is shared with {name}, whose payloads changed since it was"
+                f" applied (revision {record.revision} -> {patch_set.revision});"
+                f" bring them up to date in one command: sm120patch apply {together}"
+            )
 
     def _keys(self, desired: Mapping[str, ActiveSet], touched: set[str]) -> set[FileKey]:
         keys = {key for name in touched for key in self._owned_by(name)}
@@ -199,12 +230,7 @@ class ContentPlanner:
             if not isinstance(choice, Variant) or (change.target, choice.path) not in keys:
                 continue
             if not touched and record.digest != patch_set.digest:
-                draft.conflicts.append(
-                    f"{choice.path} is shared with {name}, whose payloads changed since it was"
-                    f" applied (revision {record.revision} -> {patch_set.revision});"
-                    f" apply {name} again first"
-                )
-                continue
+                continue  # refused below, by name
             self._add_change(name, change, choice, draft)
 
     def _add_change(self, name: str, change: Change, choice: Variant, draft: Draft) -> None:

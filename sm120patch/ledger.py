@@ -27,6 +27,7 @@ from sm120patch.plan import (
 )
 
 SCHEMA_VERSION = 1
+PATIENCE = 10.0
 
 _EVENT = "kind, sets, data, tx, at, id, tool"
 
@@ -114,11 +115,19 @@ class Ledger:
 
     @_reading_rows()
     def evidence(self, content_digest: str | None = None) -> list[Evidence]:
-        """Return evidence, newest first, all of it or that for one content."""
+        """Return evidence, newest first: all of it, or what decides about one content.
+
+        For a content, the newest of everything that is alike but for its figures: a content that
+        was measured a thousand times is judged as fast as one that was measured once.
+        """
         query = "SELECT * FROM evidence"
         parameters: tuple[object, ...] = ()
         if content_digest is not None:
-            query += " WHERE content_digest = ?"
+            alike = "host, profile, kind, verdict, passed, sets, baseline_sets, baseline_digest"
+            query += (
+                " WHERE id IN (SELECT max(id) FROM evidence WHERE content_digest = ?"
+                f" GROUP BY {alike})"
+            )
             parameters = (content_digest,)
         return [_evidence(row) for row in self._db.execute(query + " ORDER BY id DESC", parameters)]
 
@@ -240,11 +249,14 @@ def _json(value: object) -> str:
 
 
 @contextlib.contextmanager
-def open_ledger(path: Path) -> Iterator[Ledger]:
-    """Open for writing; the file is created complete in a temporary name and moved in."""
+def open_ledger(path: Path, patience: float = PATIENCE) -> Iterator[Ledger]:
+    """Open for writing; the file is created complete in a temporary name and moved in.
+
+    `patience`: seconds to wait for somebody else who holds the file, before BusyError.
+    """
     if not path.exists():
         _create(path)
-    with _session(path, "rw") as ledger:
+    with _session(path, "rw", patience) as ledger:
         yield ledger
 
 
@@ -255,15 +267,46 @@ def read_ledger(path: Path) -> Iterator[Ledger | None]:
         yield None
         return
     # A journal that a killed writer left is rolled back by SQLite on opening, which writes.
-    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    with _session(path, "rw" if writable else "ro") as ledger:
-        yield ledger
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        with _session(path, "rw") as ledger:
+            yield ledger
+        return
+    with contextlib.ExitStack() as held:
+        # Who may only read looks at a copy in which the killed writer's work is undone.
+        hot = _interrupted_write(path)
+        readable = held.enter_context(_undone_copy(path)) if hot else path
+        yield held.enter_context(_session(readable, "rw" if hot else "ro"))
+
+
+def _interrupted_write(path: Path) -> bool:
+    try:
+        with contextlib.closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
+            connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError:
+        return path.with_name(f"{path.name}-journal").exists()
+    except sqlite3.DatabaseError:
+        return False  # damaged: the session says so
+    return False
 
 
 @contextlib.contextmanager
-def _session(path: Path, mode: str) -> Iterator[Ledger]:
+def _undone_copy(path: Path) -> Iterator[Path]:
+    import shutil
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="sm120patch-ledger-") as scratch:
+        copy = Path(scratch) / path.name
+        for suffix in ("", "-journal"):
+            with contextlib.suppress(FileNotFoundError):  # the owner has put it right meanwhile
+                shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        yield copy
+
+
+@contextlib.contextmanager
+def _session(path: Path, mode: str, patience: float = PATIENCE) -> Iterator[Ledger]:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
-        with contextlib.closing(_connect(f"{path.absolute().as_uri()}?mode={mode}")) as connection:
+        with contextlib.closing(_connect(uri, patience)) as connection:
             _check_version(connection, path)
             yield Ledger(connection)
     except sqlite3.OperationalError as error:
@@ -280,12 +323,12 @@ def _session(path: Path, mode: str) -> Iterator[Ledger]:
         raise HostError(
             f"the ledger {path} is damaged: {error}",
             code="ledger-damaged",
-            hint="move it aside and run `sm120patch audit`: the originals are still in objects/",
+            hint="the originals are still there: `sm120patch recover --lost-ledger` puts them back",
         ) from error
 
 
-def _connect(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
+def _connect(uri: str, patience: float = PATIENCE) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=patience)
     # EXTRA syncs the directory after SQLite's own journal has gone: with FULL, a power failure may
     # bring that journal back, and with it the state from before a commit that we relied on.
     connection.execute("PRAGMA synchronous=EXTRA")

@@ -221,16 +221,28 @@ def revert(
     is_flag=True,
     help="Leave files that something else changed meanwhile as they are, and settle the rest.",
 )
+@click.option(
+    "--lost-ledger",
+    is_flag=True,
+    help="The ledger is gone or damaged: put upstream's content back into every file of ours.",
+)
 @environment_options
 @pass_output
 def recover(
-    output: Output, keep_foreign: bool, env: str | None, python: str | None, catalogue: Places
+    output: Output,
+    keep_foreign: bool,
+    lost_ledger: bool,
+    env: str | None,
+    python: str | None,
+    catalogue: Places,
 ) -> int:
     """Finish or undo a command that was interrupted (killed, power loss)."""
     from sm120patch.operations import changing
     from sm120patch.operations.site import open_site
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
+    if lost_ledger:
+        return _salvage(output, site)
     result = changing.recover(site, keep_foreign=keep_foreign)
     if result is None:
         nothing: dict[str, object] = {"outcome": "nothing", "command": None, "kept_foreign": []}
@@ -246,6 +258,23 @@ def recover(
         },
         text,
     )
+    return ExitCode.OK
+
+
+def _salvage(output: Output, site: Site) -> int:
+    from sm120patch.operations.salvaging import salvage
+
+    found = salvage(site, _command_line())
+    lines = [f"upstream's content is back: {path}" for path in found.restored]
+    lines += [f"left as found, not ours: {path}" for path in found.left]
+    lines += [f"the damaged ledger is now {found.moved}"] if found.moved else []
+    result: dict[str, object] = {
+        "outcome": "salvaged",
+        "restored": list(found.restored),
+        "left": list(found.left),
+        "moved": None if found.moved is None else str(found.moved),
+    }
+    output.data(result, "\n".join(lines or ["no file holds a content of ours"]))
     return ExitCode.OK
 
 

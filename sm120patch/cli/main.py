@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from sm120patch import __version__
-from sm120patch.cli.output import Output
+from sm120patch.cli.output import Output, silence
 from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
 
@@ -77,8 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         output.error(error)
         return int(error.exit_code)
     except BrokenPipeError:
-        # The reader has gone; Python must not complain again while it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)  # the reader has gone
         return int(ExitCode.OK)
     except Exception as error:
         return _bug(output, error)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
+from typing import TextIO
 
-from sm120patch.errors import ExitCode, Sm120PatchError
+from sm120patch.errors import ExitCode, HostError, Sm120PatchError
 from sm120patch.plaintext import clean
 from sm120patch.values import dataclass
 
 SCHEMA = 1
+UNWRITTEN = "output"
+"""Code of the error that says that standard output took no result."""
 
 
 @dataclass
@@ -25,11 +30,11 @@ class Output:
         if self.as_json:
             self._envelope(result, code, None)
         elif text:
-            sys.stdout.write(clean(text).rstrip("\n") + "\n")
+            _write(clean(text).rstrip("\n") + "\n")
 
     def error(self, error: Sm120PatchError) -> None:
         """Print an expected failure, with its hint."""
-        if self.as_json:
+        if self.as_json and error.code != UNWRITTEN:
             self._envelope(None, error.exit_code, error)
             return
         self.talk(f"error: {error.message}")
@@ -37,9 +42,12 @@ class Output:
             self.talk(f"hint: {error.hint}")
 
     def talk(self, text: str) -> None:
-        """Say something to the person at the terminal."""
-        sys.stderr.write(clean(text).rstrip("\n") + "\n")
-        sys.stderr.flush()
+        """Say something to the person at the terminal; nothing fails because nobody listens."""
+        try:
+            sys.stderr.write(clean(text).rstrip("\n") + "\n")
+            sys.stderr.flush()
+        except OSError:
+            silence(sys.stderr)
 
     def _envelope(
         self, result: Mapping[str, object] | None, code: ExitCode, error: Sm120PatchError | None
@@ -62,4 +70,25 @@ class Output:
             "result": result,
             "errors": errors,
         }
-        sys.stdout.write(json.dumps(envelope, indent=2, sort_keys=True, default=str) + "\n")
+        _write(json.dumps(envelope, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # the reader has seen enough
+    except OSError as error:
+        silence(sys.stdout)
+        raise HostError(
+            f"the command has ended, but its result could not be printed: {error.strerror}",
+            code=UNWRITTEN,
+            hint="`sm120patch status` shows what holds now; standard output was full or closed",
+        ) from error
+
+
+def silence(stream: TextIO) -> None:
+    """Lead a stream nowhere: Python must not complain again while it closes it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -18,7 +18,7 @@ from sm120patch.environment import read_back
 from sm120patch.errors import ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
-from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.ledger import PATIENCE, open_ledger, read_ledger
 from sm120patch.model import ABSENT
 from sm120patch.operations.site import Site
 from sm120patch.plan import (
@@ -28,6 +28,9 @@ from sm120patch.plan import (
     Plan,
 )
 from sm120patch.values import dataclass
+
+MEASURED_PATIENCE = 120.0
+"""Seconds to wait for a ledger that somebody else holds: a measurement took longer to make."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,8 @@ def record(
     evidence: Evidence | None = None,
 ) -> int:
     """Write event, state and evidence to the ledger in one step, then settle claims."""
-    with open_ledger(site.state.ledger) as ledger:
+    patience = PATIENCE if evidence is None else MEASURED_PATIENCE
+    with open_ledger(site.state.ledger, patience) as ledger:
         number = ledger.commit(event, history, evidence)
     # The change is a fact by now: a claim that cannot be written must not make it look undone.
     with contextlib.suppress(OSError, HostError):

@@ -8,11 +8,19 @@ it held before the command, unless a verdict was committed to the ledger.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from sm120patch import host, transaction
-from sm120patch.errors import ConflictError, InterruptedByUser, Sm120PatchError
+from sm120patch.disk import write_file
+from sm120patch.errors import (
+    BusyError,
+    ConflictError,
+    HostError,
+    InterruptedByUser,
+    Sm120PatchError,
+)
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
@@ -20,7 +28,7 @@ from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_reh
 from sm120patch.operations import inspecting, noise, staging
 from sm120patch.operations.site import Site, content_of
 from sm120patch.plan import History, Plan
-from sm120patch.values import dataclass, replace
+from sm120patch.values import asdict, dataclass, replace
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter
@@ -247,14 +255,31 @@ def _commit(
             "kind": outcome.kind.value,
         }
         history = case.without if side == "a" else case.having
-        numbers.append(
-            staging.record(site, Event(kind, case.sets, details, tx_id), history, evidence)
-        )
+        event = Event(kind, case.sets, details, tx_id)
+        try:
+            numbers.append(staging.record(site, event, history, evidence))
+        except (BusyError, HostError) as error:
+            raise _unrecorded(site, tx_id, evidence, error) from error
 
     if tx.journal.at != end:
         _Swap(site, tx)(Arm.PATCHED if end == "b" else Arm.BASELINE)
     staging.commit(tx, end, record)
     return Verified(outcome, end, numbers[0], confirmed)
+
+
+def _unrecorded(
+    site: Site, tx_id: str, evidence: Evidence, error: BusyError | HostError
+) -> BusyError | HostError:
+    """What was measured outlives a ledger that does not take it: keep it where people look."""
+    place = site.state.logs / f"unrecorded-{tx_id}.json"
+    text = json.dumps(asdict(evidence), indent=1, sort_keys=True, default=str)
+    try:
+        write_file(place, text.encode())
+    except OSError as other:
+        kept = f"what was measured could not be kept either ({other.strerror})"
+    else:
+        kept = f"what was measured is kept in {place}"
+    return type(error)(f"{error.message}; {kept}", code=error.code, hint=error.hint)
 
 
 def _has_the_gpu(site: Site, case: Case) -> bool:

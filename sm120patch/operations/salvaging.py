@@ -1,0 +1,155 @@
+"""Take patched files off again after the ledger was lost: the contents are still in the store.
+
+A new ledger is written that owns every file whose present content the store knows and whose
+upstream content can be had; an ordinary revert then puts upstream's bytes back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120patch import exchange, transaction
+from sm120patch.claims import checkouts_held
+from sm120patch.disk import remove_file, sync_directory
+from sm120patch.environment import Installation, take_snapshot, verify_records
+from sm120patch.errors import ConflictError, HostError, RecoveryNeededError, UsageError
+from sm120patch.evidence import Event
+from sm120patch.journal import read_journal
+from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.model import ABSENT, FileSnapshot
+from sm120patch.operations import planning, staging
+from sm120patch.operations.site import Site
+from sm120patch.plan import ActiveSet, History, OwnedFile, Role
+from sm120patch.planner import Request
+
+NAME = "lost-ledger"
+"""Stands in the new ledger for all sets that the old one knew."""
+
+
+@dataclass(frozen=True)
+class Salvaged:
+    """What was put back, what was left alone, and where a damaged ledger is now."""
+
+    restored: tuple[str, ...]
+    left: tuple[str, ...]
+    """Files that differ from upstream's and that the store does not know: not ours."""
+    moved: Path | None
+
+
+def salvage(site: Site, command: str) -> Salvaged:
+    """Put upstream's content back into every file that was ours. Takes the lock.
+
+    Raises UsageError when the ledger can be read: then `revert` is the way.
+    """
+    with site.state.lock(command), checkouts_held(site.environment):
+        _require_lost(site)
+        moved = _move_aside(site)
+        _drop_journal(site)
+        owned, left = _find(site)
+        if owned:
+            _own(site, owned)
+            plan = planning.plan_request(site, Request("revert", (NAME,), cascade=True), None)
+            staging.execute(site, plan, "reverted", command)
+        return Salvaged(tuple(path for _, path in owned), left, moved)
+
+
+def _require_lost(site: Site) -> None:
+    if not site.state.ledger.exists():
+        if site.store.digests():
+            return
+        raise UsageError(
+            f"{site.state.path} keeps no contents: nothing was ever patched here, or all is lost",
+            hint="`sm120patch audit` compares every file with upstream's",
+        )
+    try:
+        with read_ledger(site.state.ledger) as ledger:
+            if ledger is not None:
+                ledger.contents()
+    except HostError as error:
+        if error.code == "ledger-damaged":
+            return
+        raise
+    raise UsageError(
+        f"the ledger {site.state.ledger} is intact",
+        hint="`sm120patch revert --all` takes everything off",
+    )
+
+
+def _move_aside(site: Site) -> Path | None:
+    """Keep a damaged ledger under another name, with the journal that SQLite left to it."""
+    ledger = site.state.ledger
+    if not ledger.exists():
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    moved = ledger.with_name(f"{ledger.name}.damaged-{stamp}-{os.getpid()}")
+    journal = ledger.with_name(f"{ledger.name}-journal")
+    if journal.exists():
+        journal.rename(moved.with_name(f"{moved.name}-journal"))
+    ledger.rename(moved)
+    sync_directory(ledger.parent)
+    return moved
+
+
+def _drop_journal(site: Site) -> None:
+    """Close an open transaction where it stands: each of its contents is in the store."""
+    try:
+        journal = read_journal(site.state.journal)
+    except RecoveryNeededError:
+        journal = None
+    if journal is not None:
+        exchange.tidy(journal.files, journal.tx)
+    remove_file(site.state.journal)
+    transaction.checkpoint("journal dropped")
+
+
+def _find(site: Site) -> tuple[dict[tuple[str, str], OwnedFile], tuple[str, ...]]:
+    installations = site.environment.installations
+    differing = {
+        name: [d.path for d in verify_records(installation) if d.kind in ("changed", "added")]
+        for name, installation in installations.items()
+    }
+    known = site.store.digests()
+    snapshot = take_snapshot(site.environment, differing, site.store.get)
+    owned, left = {}, []
+    for target, found in snapshot.targets.items():
+        for path, file in found.files.items():
+            if file.obstacle is None and file.sha256 in known and _restorable(file):
+                owned[target, path] = _owned(installations[target], file)
+            else:
+                left.append(path)
+    return owned, tuple(sorted(left))
+
+
+def _restorable(file: FileSnapshot) -> bool:
+    return file.pristine_sha256 == ABSENT or file.pristine is not None
+
+
+def _owned(installation: Installation, file: FileSnapshot) -> OwnedFile:
+    record = installation.record
+    # The time that the ledger knew is lost; that of the installation is the nearest to it.
+    mtime_ns = file.mtime_ns if record is None else record.stat().st_mtime_ns
+    return OwnedFile(
+        target=installation.target,
+        path=file.path,
+        root=str(installation.root),
+        version=installation.version,
+        pristine_sha256=file.pristine_sha256 or ABSENT,
+        pristine_mode=file.mode,
+        pristine_mtime_ns=mtime_ns,
+        current_sha256=file.sha256,
+        changes=(f"{NAME}/unknown",),
+    )
+
+
+def _own(site: Site, files: Mapping[tuple[str, str], OwnedFile]) -> None:
+    if NAME in site.catalogue.ids:
+        raise ConflictError(
+            f"the catalogue has a set named {NAME}", hint="use the shipped catalogue for this"
+        )
+    history = History({NAME: ActiveSet(NAME, 0, Role.REQUESTED, (), "")}, files)
+    with open_ledger(site.state.ledger) as ledger:
+        ledger.commit(Event("salvaged", (NAME,), {"files": sorted(p for _, p in files)}), history)

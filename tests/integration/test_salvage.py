@@ -1,0 +1,260 @@
+"""The ledger is gone, damaged, hot or large: nothing is lost, and the next step is said."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm120patch.evidence import Event, Evidence
+from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.plan import History
+from tests.support.catalogue import A_TEXT, KERNEL, A
+from tests.support.command import CHECKOUT, run_after
+from tests.support.place import Place, checked, refused
+
+
+APPLY_ONE = [
+    *(sys.executable, "-m", "sm120patch"),
+    *("apply", "one", "--no-verify", "--allow-running"),
+]
+
+
+def lose_ledger(place: Place, how: str) -> None:
+    ledger = place.state / "ledger.sqlite3"
+    if how == "deleted":
+        ledger.unlink()
+    elif how == "garbage":
+        ledger.write_bytes(b"garbage " * 999)
+    else:
+        ledger.write_bytes(ledger.read_bytes()[: ledger.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("how", ["deleted", "garbage", "half"])
+def test_upstreams_content_comes_back_without_the_ledger(place: Place, how: str) -> None:
+    place.stage("bundle")
+    place.write("sglang/b.py", "mine = True\n")
+    lose_ledger(place, how)
+    result = place.done("recover", "--lost-ledger")
+    assert set(result["restored"]) == {A, KERNEL}
+    assert result["left"] == ["sglang/b.py"], "not ours, not touched"
+    assert (result["moved"] is None) == (how == "deleted")
+    assert place.changed() == {"sglang/b.py"}
+    assert place.litter() == []
+    assert {s for n, s in place.states().items() if n != "one"} == {"absent"}
+    place.write("sglang/b.py", "value = 'upstream'\n")
+    place.stage("bundle")
+
+
+def test_an_intact_ledger_is_not_thrown_away(place: Place) -> None:
+    place.stage("one")
+    after = place.facts()
+    refused(place.run("recover", "--lost-ledger"), 2, "intact", "revert --all")
+    assert place.facts() == after and place.states()["one"] == "staged"
+
+
+def test_where_nothing_was_ever_patched_nothing_can_be_put_back(place: Place) -> None:
+    refused(place.run("recover", "--lost-ledger"), 2, "nothing was ever patched")
+    place.write(A, "mine = True\n")
+    assert place.run("recover", "--lost-ledger").code == 2
+    assert place.read(A) == "mine = True\n"
+
+
+def test_a_damaged_ledger_names_the_command_that_helps(place: Place) -> None:
+    place.stage("one")
+    lose_ledger(place, "garbage")
+    assert "recover --lost-ledger" in refused(place.run("status"), 10, "damaged")["hint"]
+
+
+def test_a_ledger_of_a_newer_version_is_not_taken_for_lost(place: Place) -> None:
+    place.stage("one")
+    with sqlite3.connect(place.state / "ledger.sqlite3") as ledger:
+        ledger.execute("PRAGMA user_version = 99")
+    ledger.close()
+    after = place.facts()
+    refused(place.run("status"), 5, "99")
+    refused(place.run("recover", "--lost-ledger"), 5, "99")
+    assert place.facts() == after
+
+
+HOT = """
+import sqlite3, sys, os, signal
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("PRAGMA synchronous = FULL")
+db.execute("BEGIN IMMEDIATE")
+db.execute("DELETE FROM active_sets")
+db.execute("DELETE FROM owned_files")
+db.executemany("INSERT INTO event_sets VALUES (?, 1)", [(f"x{n}" * 50,) for n in range(2000)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_who_may_only_read_sees_the_state_before_a_killed_write(place: Place) -> None:
+    """SQLite refuses to read a hot journal that it may not roll back."""
+    place.stage("one")
+    ledger = place.state / "ledger.sqlite3"
+    subprocess.run([sys.executable, "-c", HOT, ledger], check=False)
+    assert ledger.with_name("ledger.sqlite3-journal").stat().st_size > 0
+    for directory in [place.root, *place.root.parents][:4]:
+        if directory != Path("/tmp"):
+            directory.chmod(directory.stat().st_mode | 0o055)
+    before = ledger.read_bytes()
+    reader = (
+        "import os, sys, json, sqlite3, shutil, tempfile, random\n"
+        "from pathlib import Path\nfrom sm120patch.ledger import read_ledger\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "with read_ledger(Path(sys.argv[1])) as ledger: print(*ledger.history().active)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", reader, ledger],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env={"PYTHONPATH": str(CHECKOUT), "PATH": os.environ["PATH"]},
+    )
+    assert done.stdout.split() == ["one"], done.stderr
+    assert ledger.read_bytes() == before, "a reader writes nothing"
+    assert place.states()["one"] == "staged"
+
+
+def evidence(number: int, verdict: str, host: str = "here") -> Evidence:
+    return Evidence(
+        "content", "base", host, "profile", "real", verdict, verdict == "improved",
+        ("one",), (), {"n": number, "padding": "x" * 2000},
+    )  # fmt: skip
+
+
+def test_what_decides_is_found_among_any_number_of_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path) as ledger:
+        for n in range(300):
+            verdict = "improved" if n % 2 else "regressed"
+            ledger.commit(Event("verified", ("one",), {}), None, evidence(n, verdict))
+        ledger.commit(Event("verified", ("one",), {}), None, evidence(999, "improved", "there"))
+    with read_ledger(path) as reading:
+        assert reading is not None
+        found = reading.evidence("content")
+        assert [(e.data["n"], e.verdict, e.host) for e in found] == [
+            (999, "improved", "there"), (299, "improved", "here"), (298, "regressed", "here"),
+        ]  # fmt: skip
+        assert len(reading.evidence()) == 301, "history shows all of it"
+        assert reading.history() == History()
+
+
+def test_a_full_standard_output_does_not_make_a_bug_of_a_finished_change(place: Place) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    for form in ("text", "json"):
+        words = [*APPLY_ONE, *place.options[:-1], form]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                words, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert done.returncode == 10, done.stderr
+        assert "could not be printed: No space left" in done.stderr
+        assert "sm120patch status" in done.stderr and "Traceback" not in done.stderr
+        assert place.states()["one"] == "staged"
+        place.done("revert", "one", "--allow-running")
+
+
+def test_nobody_has_to_listen_to_the_talk(place: Place) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [*APPLY_ONE, *place.options[:-2]]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=writer, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 0 and "staged" in done.stdout
+    assert place.states()["one"] == "staged"
+
+
+def test_a_linked_state_directory_is_refused(place: Place) -> None:
+    elsewhere = place.root / "elsewhere"
+    elsewhere.mkdir()
+    place.state.symlink_to(elsewhere)
+    refused(place.run("apply", "one", "--no-verify"), 10, "symbolic link")
+    assert list(elsewhere.iterdir()) == [] and place.facts() == place.before
+
+
+def test_a_removed_lock_file_lets_nobody_in_beside_its_holder(place: Place) -> None:
+    place.stage("one")
+    statements = f"""
+from sm120patch import transaction
+import subprocess, sys, pathlib
+def at(label):
+    if label == "journal opened":
+        pathlib.Path({str(place.state / "lock")!r}).unlink()
+        words = [sys.executable, "-m", "sm120patch", "revert", "--all", *{place.options!r}]
+        done = subprocess.run(words, capture_output=True, text=True)
+        sys.stderr.write(f"second: {{done.returncode}}\\n")
+transaction.on_checkpoint = at
+"""
+    ran = checked(run_after(statements, "apply", "two", "--no-verify", *place.options))
+    assert ran.code == 0, ran.err
+    assert "second: 9" in ran.err
+    assert place.states()["two"] == place.states()["one"] == "staged"
+
+
+def test_contents_are_kept_as_private_as_the_files_they_come_from(place: Place) -> None:
+    old = os.umask(0)
+    try:
+        (place.site / A).chmod(0o600)
+        place.stage("bundle")
+    finally:
+        os.umask(old)
+    modes = {}
+    for entry in place.state.rglob("*"):
+        mode = entry.stat().st_mode
+        assert not mode & 0o022, f"{entry} can be written by others: {mode:o}"
+        modes[entry.name] = mode & 0o777
+    private = [p for p in (place.state / "objects").rglob("*") if p.is_file()]
+    private = [p for p in private if b"line_3" in p.read_bytes()]
+    assert len(private) == 2 and {p.stat().st_mode & 0o077 for p in private} == {0}
+    assert (place.site / A).stat().st_mode & 0o777 == 0o600
+
+
+def test_extended_attributes_are_kept(place: Place) -> None:
+    try:
+        os.setxattr(place.site / A, "user.origin", b"mirror")
+    except OSError:
+        pytest.skip("this file system has no user attributes")
+    place.stage("one")
+    assert os.getxattr(place.site / A, "user.origin") == b"mirror"
+    place.done("revert", "--all")
+    assert os.getxattr(place.site / A, "user.origin") == b"mirror"
+    assert place.read(A) == A_TEXT
+
+
+def test_recover_clears_away_what_killed_commands_left(place: Place) -> None:
+    place.stage("one")
+    kept = {p for p in (place.state / "objects").rglob("*") if p.is_file()}
+    left = [
+        place.state / ".sm120patch-w-journal.json.tmp",
+        place.state / ".sm120patch-new-1-ledger.sqlite3",
+        place.state / "objects" / "ab" / ("c" * 62),
+        place.state / "objects" / "ab" / ".sm120patch-w-x.tmp",
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"left")
+    assert place.done("recover")["outcome"] == "nothing"
+    assert [p for p in left if p.exists()] == []
+    assert {p for p in (place.state / "objects").rglob("*") if p.is_file()} == kept
+    place.done("revert", "--all")
+    assert place.changed() == set()
+
+
+def test_two_revised_sets_on_one_file_are_named_in_one_command(place: Place) -> None:
+    place.stage("one", "two")
+    for name in ("one", "two"):
+        manifest = place.catalogue / "manifests" / f"{name}.toml"
+        manifest.write_text(manifest.read_text().replace("revision = 1", "revision = 2"))
+    error = refused(place.run("apply", "one", "--no-verify"), 5, "sm120patch apply one two")
+    assert "two" in error["message"]
+    place.done("apply", "one", "two", "--no-verify")
