@@ -17,7 +17,6 @@ from tests.support.catalogue import A_TEXT, KERNEL, A
 from tests.support.command import CHECKOUT, run_after
 from tests.support.place import Place, checked, refused
 
-
 APPLY_ONE = [
     *(sys.executable, "-m", "sm120patch"),
     *("apply", "one", "--no-verify", "--allow-running"),
