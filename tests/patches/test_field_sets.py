@@ -247,7 +247,7 @@ def test_files_that_moved_are_not_where_the_variant_of_the_release_before_looks(
         ("inkling-num-stages", "num-stages", "0.5.16", "0.5.17"),
         ("fp8-moe-smem", "default-config", "0.5.10.post1", "0.5.11"),
     ):
-        with pytest.raises(KeyError):
+        with pytest.raises(AssertionError, match=f"{then} has no"):
             published(variant_for(known, set_id, change_id, last).path, then)
 
 
