@@ -210,6 +210,40 @@ class Engagement:
 
 
 @dataclass(frozen=True)
+class PtxCount:
+    """What the compiler must make of one source for one architecture, without and with a change.
+
+    Counts are those of lines with `text` in the PTX that nvcc writes; they were measured with the
+    published packages.
+    """
+
+    change: str
+    """Change of the set that makes the difference; without it on disk nothing is to be shown."""
+    source: str
+    """File name of the source among those of the module."""
+    arch: str
+    """As nvcc spells it: `120a`."""
+    text: str
+    before: int
+    after: int
+    same: bool
+    """The PTX must be the same with and without the change, apart from names made of hashes."""
+
+
+@dataclass(frozen=True)
+class CompileCheck:
+    """How a module that a set changes is compiled ahead of the server, for one version range."""
+
+    target: str
+    versions: str
+    module: str
+    """Name of the JIT module, which is that of its directory."""
+    generator: str
+    """`package.module:function` that returns FlashInfer's specification of the module."""
+    ptx: tuple[PtxCount, ...]
+
+
+@dataclass(frozen=True)
 class VerificationPolicy:
     """What a set's verification must show, and how hard it looks."""
 
@@ -261,6 +295,8 @@ class PatchSet:
     """Digest of the manifest and all its payloads: what the ledger pins."""
     advice: tuple[Advice, ...] = ()
     """Beside changes: another way to the same end. Without any: all that the entry has."""
+    compile: tuple[CompileCheck, ...] = ()
+    """Modules that can be compiled ahead of the server, and what must be seen in them."""
     devices: tuple[str, ...] = ()
     """Names of the GPUs it was measured for, as torch and NVML spell them; empty means any."""
     min_gpus: int = 1

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "packages", "published", "tuning"),
     ("transaction", "recovery", "exchange", "verify", "simhost", "audit", "report", "doctor",
-     "exports"),
+     "exports", "compiling"),
     ("operations",),
     ("cli", "__main__"),
 )  # fmt: skip

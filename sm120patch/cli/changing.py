@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli.compiling import ahead_for, compile_options, profile_for
 from sm120patch.cli.options import (
     environment_options,
     gpu_option,
@@ -57,6 +58,7 @@ def _command_line() -> str:
 @click.option("--no-verify", is_flag=True, help="Stage only: the sets will not count as applied.")
 @click.option("--dry-run", is_flag=True, help="Show plan and command lines; write nothing.")
 @click.option("--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest.")
+@compile_options
 @running_option
 @gpu_option
 @environment_options
@@ -71,6 +73,8 @@ def apply(
     no_verify: bool,
     dry_run: bool,
     expect: str | None,
+    ahead: bool,
+    compile_timeout: float,
     allow_running: bool,
     gpu: str | None,
     env: str | None,
@@ -98,7 +102,7 @@ def apply(
     if dry_run:
         return _show_plan(output, plan, chosen, demands)
     owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
-    if plan.is_noop and not owed:
+    if plan.is_noop and not owed and not ahead:
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
         raise changing.no_profile(Path.cwd())
@@ -106,15 +110,19 @@ def apply(
     if chosen is not None:
         changing.preview(plan, chosen, demands)
     _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
+    server = profile_for(site, profile, chosen) if ahead else None
     change = changing.apply(
         site,
         request,
         plan,
-        chosen,
+        chosen if owed or not ahead else None,
         _progress(output),
         command=_command_line(),
         demands=demands,
         capability=capability,
+        ahead=ahead_for(output, site, plan, server, demands, capability, compile_timeout)
+        if ahead
+        else None,
     )
     return _report(output, site, change)
 
@@ -124,6 +132,7 @@ def apply(
 @profile_option
 @goal_option
 @time_option
+@compile_options
 @running_option
 @gpu_option
 @environment_options
@@ -134,6 +143,8 @@ def verify(
     profile: Path | None,
     goal: str | None,
     max_time: float | None,
+    ahead: bool,
+    compile_timeout: float,
     allow_running: bool,
     gpu: str | None,
     env: str | None,
@@ -142,7 +153,8 @@ def verify(
 ) -> int:
     """Verify sets that are on disk already (staged, or applied on another host).
 
-    A pass makes them applied; a regression takes them off.
+    A pass makes them applied; a regression takes them off. With --compile no server is started:
+    what the sets changed is compiled and looked at, and their state stays as it is.
     """
     from sm120patch.operations import changing, planning
     from sm120patch.operations.site import open_site
@@ -154,6 +166,14 @@ def verify(
     chosen = changing.find_profile(profile, site, Path.cwd())
     capability = planning.capability_of(gpu, changing.declared_capability(chosen))
     plan = changing.verification_plan(site, sets, capability)
+    if ahead:
+        made = ahead_for(output, site, plan, chosen, demands, capability, compile_timeout)
+        command = _command_line()
+        return _report(
+            output,
+            site,
+            changing.verify_compiled(site, sets, made, command=command, capability=capability),
+        )
     if chosen is None:
         raise changing.no_profile(Path.cwd())
     changing.preview(plan, chosen, demands)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sm120patch.errors import ExitCode
 from sm120patch.model import State
 from sm120patch.operations.changing import Change
+from sm120patch.operations.compiling import compiled_dict, compiled_text
 from sm120patch.plaintext import table
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
 from sm120patch.state import SetStatus
@@ -30,12 +31,15 @@ def change_dict(change: Change, statuses: Sequence[SetStatus]) -> dict[str, obje
         "launch": launch_dict(change.plan.launch) if _kept(change) else None,
         "verification": None if verified is None else dict(verified.outcome.summary),
         "event": None if verified is None else verified.event,
+        "compiled": None
+        if change.compiled is None
+        else [compiled_dict(compiled) for compiled in change.compiled],
     }
 
 
 def change_text(change: Change, statuses: Sequence[SetStatus]) -> str:
     """Return the result for people: what holds now, and what to do next."""
-    lines = [table(status_rows(statuses)), *_summary(change)]
+    lines = [table(status_rows(statuses)), *_summary(change), *_compiled(change)]
     launch = launch_text(change.plan.launch)
     if change.verified is not None and change.verified.restart_problem:
         lines.append(f"the server was NOT restarted: {change.verified.restart_problem}")
@@ -48,6 +52,13 @@ def change_text(change: Change, statuses: Sequence[SetStatus]) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def _compiled(change: Change) -> list[str]:
+    if change.compiled is None:
+        return []
+    found = [compiled_text(compiled) for compiled in change.compiled]
+    return found or ["nothing to compile: no set here says how its code is compiled ahead"]
+
+
 def _kept(change: Change) -> bool:
     return change.outcome in ("applied", "verified", "staged")
 
@@ -55,6 +66,8 @@ def _kept(change: Change) -> bool:
 def _summary(change: Change) -> list[str]:
     names = ", ".join(change.plan.requested)
     verified = change.verified
+    if change.outcome == "compiled":
+        return ["compiled; not measured, so no state changes"]
     if change.outcome == "nothing":
         states = set(change.plan.states.values())
         done = "upstream has it" if states == {State.UPSTREAM} else "nothing to do"

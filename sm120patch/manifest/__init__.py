@@ -15,6 +15,7 @@ from typing import Any
 
 from sm120patch.errors import CatalogueError
 from sm120patch.manifest.changes import ReadPayload, read_changes
+from sm120patch.manifest.compiling import read_compile
 from sm120patch.manifest.running import (
     read_advice,
     read_engagement,
@@ -124,6 +125,7 @@ def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:
         last_checked=_date(upstream, "last-checked"),
         digest=_digest(text, changes),
         advice=advice,
+        compile=read_compile(root, changes),
         devices=host.texts("devices"),
         min_gpus=host.integer("min-gpus", 1, 64, default=1),
         rehearsal=host.flag("rehearsal", default=False),

@@ -12,12 +12,14 @@ from pathlib import Path
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
 from sm120patch.claims import checkouts_held, refuse_foreign_claims, sync_claims
+from sm120patch.compiling.running import Say
 from sm120patch.environment import writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
+from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
-from sm120patch.operations import inspecting, planning, staging, verifying
+from sm120patch.operations import compiling, inspecting, planning, staging, verifying
 from sm120patch.operations.site import Site
-from sm120patch.plan import Plan, history_digest
+from sm120patch.plan import History, Plan, history_digest
 from sm120patch.planner import Request
 from sm120patch.values import dataclass, replace
 from sm120patch.verify.commandline import Arms
@@ -42,14 +44,36 @@ class Demands:
         return cls(None if goal is None else Goal(goal), max_time)
 
 
+@dataclass
+class Ahead:
+    """Compiles what the sets on disk want to have compiled, once they are there."""
+
+    site: Site
+    settings: compiling.Settings
+    say: Say
+    compiled: tuple[compiling.Compiled, ...] = ()
+
+    def prepare(self, history: History) -> None:
+        """Refuse before the first write what could only fail later."""
+        compiling.prepare(self.site, compiling.duties(self.site, history), self.settings)
+
+    def __call__(self, history: History) -> list[dict[str, object]]:
+        """Compile what `history`, which is on disk now, asks for; tell what, for the ledger."""
+        wanted = compiling.duties(self.site, history)
+        self.compiled = compiling.compile_all(self.site, wanted, history, self.settings, self.say)
+        return [compiling.compiled_dict(c) for c in self.compiled]
+
+
 @dataclass(frozen=True)
 class Change:
     """What a changing command did."""
 
     plan: Plan
     outcome: str
-    """`nothing`, `staged`, `applied`, `verified`, `rejected` or `reverted`."""
+    """`nothing`, `staged`, `applied`, `verified`, `rejected`, `reverted` or `compiled`."""
     verified: verifying.Verified | None = None
+    compiled: tuple[compiling.Compiled, ...] | None = None
+    """Modules that were compiled ahead; None when that was not asked for."""
 
 
 def find_profile(path: Path | None, site: Site, directory: Path) -> Profile | None:
@@ -155,8 +179,11 @@ def apply(
     demands: Demands,
     capability: str | None = None,
     environ: Mapping[str, str] | None = None,
+    ahead: Ahead | None = None,
 ) -> Change:
     """Carry out an `apply` plan, with verification unless `profile` is None.
+
+    `ahead` compiles before anything is measured or recorded; what does not compile is put back.
 
     Everything that can be refused is refused before the first write; the plan is made again
     under the lock and must be the same.
@@ -167,17 +194,48 @@ def apply(
         transaction.require_no_journal(site.state)
         refuse_foreign_claims(site.environment)
         _require_same(site, plan)
+        if ahead is not None:
+            ahead.prepare(staging.after_history(site.history(), plan))
         if profile is None:
-            if plan.is_noop:
-                return Change(plan, "nothing")
-            staging.execute(site, plan, "staged", command)
-            return Change(plan, "staged")
+            return _staged(site, plan, command, ahead)
         if plan.is_noop:
             owed = owed_sets(site, request, plan, profile, demands)
-            return _reverify(site, owed, profile, reporter, command, demands, capability)
+            return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
         _require_measured(site, plan)
         case = verifying.applying(site, plan)
-        return _measured(site, case, plan, profile, reporter, command, demands)
+        return _measured(site, case, plan, profile, reporter, command, demands, ahead)
+
+
+def _staged(site: Site, plan: Plan, command: str, ahead: Ahead | None) -> Change:
+    if plan.is_noop:
+        return compile_present(site, plan, ahead) if ahead else Change(plan, "nothing")
+    environ = (ahead.settings.environ if ahead else None) or {}
+    named = [environ.get(name) for name in ("HOME", "FLASHINFER_WORKSPACE_BASE")]
+    homes = [Path(text) for text in named if text]
+    staging.execute(site, plan, "staged", command, homes, compiled=ahead)
+    return Change(plan, "staged", compiled=ahead.compiled if ahead else None)
+
+
+def compile_present(site: Site, plan: Plan, ahead: Ahead) -> Change:
+    """Compile what is on disk already, and keep what came of it in the history."""
+    history = site.history()
+    modules = ahead(history)
+    names = tuple(dict.fromkeys(c.duty.set_id for c in ahead.compiled))
+    if names:
+        staging.record(site, Event("compiled", names, {"compiled": modules}), history)
+    return Change(plan, "compiled" if names else "nothing", compiled=ahead.compiled)
+
+
+def verify_compiled(
+    site: Site, sets: tuple[str, ...], ahead: Ahead, *, command: str, capability: str | None
+) -> Change:
+    """Compile and prove what sets on disk changed; no server is started, no state changes."""
+    with _exclusively(site, command):
+        transaction.require_no_journal(site.state)
+        plan = verification_plan(site, sets, capability)
+        verifying.require_intact(site, site.history(), set())
+        ahead.prepare(site.history())
+        return compile_present(site, plan, ahead)
 
 
 @contextlib.contextmanager
@@ -226,14 +284,16 @@ def _measured(
     reporter: Reporter,
     command: str,
     demands: Demands,
+    ahead: Ahead | None = None,
 ) -> Change:
     duty = verifying.duty_for(plan, policy_of(plan, demands))
     deadline = None if demands.max_time is None else time.monotonic() + demands.max_time
-    result = verifying.verify_case(site, case, profile, duty, command, reporter, deadline)
+    result = verifying.verify_case(site, case, profile, duty, command, reporter, deadline, ahead)
+    compiled = ahead.compiled if ahead else None
     if result.outcome.rejected:
-        return Change(plan, "rejected", result)
+        return Change(plan, "rejected", result, compiled)
     good = result.outcome.passed and result.confirmed
-    return Change(plan, case.passed if good else "staged", result)
+    return Change(plan, case.passed if good else "staged", result, compiled)
 
 
 def policy_of(plan: Plan, demands: Demands) -> VerificationPolicy:
@@ -257,11 +317,14 @@ def verify(
     command: str,
     demands: Demands,
     capability: str | None = None,
+    ahead: Ahead | None = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
     with _exclusively(site, command):
         transaction.require_no_journal(site.state)
-        return _reverify(site, sets, profile, reporter, command, demands, capability)
+        if ahead is not None:
+            ahead.prepare(site.history())
+        return _reverify(site, sets, profile, reporter, command, demands, capability, ahead)
 
 
 def owed_sets(
@@ -302,10 +365,11 @@ def _reverify(
     command: str,
     demands: Demands,
     capability: str | None,
+    ahead: Ahead | None = None,
 ) -> Change:
     plan = verification_plan(site, sets, capability)
     case = verifying.reverifying(site, plan)
-    return _measured(site, case, plan, profile, reporter, command, demands)
+    return _measured(site, case, plan, profile, reporter, command, demands, ahead)
 
 
 def verification_plan(site: Site, sets: tuple[str, ...], capability: str | None) -> Plan:

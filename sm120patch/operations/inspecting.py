@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sm120patch.host import Host
 
 _RECENT = 50
-_WITHOUT_EFFECT = ("failed", "interrupted", "recovered")
+_WITHOUT_EFFECT = ("failed", "interrupted", "recovered", "compiled")
 """Events of attempts that ended where they had begun: they do not outdate a rejection."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sm120patch import transaction
@@ -215,11 +215,17 @@ def record(
 
 
 def execute(
-    site: Site, plan: Plan, kind: str, command: str, homes: Iterable[Path] = ()
+    site: Site,
+    plan: Plan,
+    kind: str,
+    command: str,
+    homes: Iterable[Path] = (),
+    compiled: Callable[[History], Sequence[Mapping[str, object]]] | None = None,
 ) -> Recorded:
     """Carry out `plan` as one transaction and record it as event `kind`; no verification.
 
-    The caller holds the lock.
+    The caller holds the lock. `compiled` gets the new state once the files are in place and says
+    what it compiled; when it raises, everything is put back.
     """
     history = site.history()
     result = after_history(history, plan)
@@ -227,14 +233,16 @@ def execute(
         site, plan, command, restore="a", start="a", history=history, homes=homes
     )
     numbers: list[int] = []
+    modules: list[Mapping[str, object]] = []
 
     def write(tx: str, side: Side) -> None:
-        details = event_details(plan, side, settings)
+        details = {**event_details(plan, side, settings), "compiled": modules}
         sets = tuple(r.id for r in plan.add) + plan.remove
         numbers.append(record(site, Event(kind, sets, details, tx), result))
 
     with transaction.begin(site.state, plan.files, settings) as tx:
         tx.swap("b")
         check_imports(site, expected_after(plan))
+        modules += compiled(result) if compiled else ()
         commit(tx, "b", write)
     return Recorded(numbers[0], result)

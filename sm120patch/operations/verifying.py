@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sm120patch import host, transaction
@@ -75,7 +75,7 @@ def applying(site: Site, plan: Plan) -> Case:
     """Case of `apply`: the plan leads from what is there to what is to be verified."""
     history = site.history()
     planned = {(s.target, s.path) for s in plan.files}
-    _require_intact(site, history, planned)
+    require_intact(site, history, planned)
     return Case(
         plan=plan,
         start="a",
@@ -86,7 +86,7 @@ def applying(site: Site, plan: Plan) -> Case:
     )
 
 
-def _require_intact(site: Site, history: History, planned: set[tuple[str, str]]) -> None:
+def require_intact(site: Site, history: History, planned: set[tuple[str, str]]) -> None:
     """Evidence is for the whole content, so every file of ours must hold what the ledger says.
 
     Files that the plan writes anyway (a set that was lost) are left out.
@@ -115,7 +115,7 @@ def _really_there(site: Site, history: History, planned: set[tuple[str, str]]) -
 def reverifying(site: Site, plan: Plan) -> Case:
     """Case of `verify`: `plan` would take the sets off; that is the other side, `a`."""
     history = site.history()
-    _require_intact(site, history, set())
+    require_intact(site, history, set())
     return Case(
         plan=plan,
         start="b",
@@ -160,8 +160,11 @@ def verify_case(
     command: str,
     reporter: Reporter,
     deadline: float | None = None,
+    ahead: Callable[[History], object] | None = None,
 ) -> Verified:
     """Measure both sides and commit the verdict. The caller holds the lock.
+
+    `ahead` is called once with side `b` in place, before the first server starts.
 
     Raises InterruptedByUser after ^C and HostError when the baseline does not run; the
     environment then holds what it held before.
@@ -181,6 +184,9 @@ def verify_case(
     floors = noise.recorded(site, profile)
     try:
         with transaction.begin(site.state, case.plan.files, settings) as tx:
+            if ahead is not None:
+                _Swap(site, tx)(Arm.PATCHED)
+                ahead(case.having)
             outcome = run(
                 profile, duty, _Swap(site, tx), reporter, deadline=deadline, floors=floors
             )

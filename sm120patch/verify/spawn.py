@@ -29,7 +29,7 @@ class ServerError(HostError):
     default_code = "server-failed"
 
 
-class _Identity(NamedTuple):
+class Identity(NamedTuple):
     """User, group and supplementary groups for Popen; all None means ours."""
 
     user: int | None = None
@@ -41,7 +41,7 @@ def spawn(profile: Profile, command: ArmCommand, log: Path) -> subprocess.Popen[
     """Start the server in its own session, stdout and stderr to `log`. Raises ServerError."""
     settings = profile.server
     argv = _resolved(command, settings)
-    identity = _identity(settings)
+    identity = server_identity(settings)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as stream:
@@ -50,7 +50,7 @@ def spawn(profile: Profile, command: ArmCommand, log: Path) -> subprocess.Popen[
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env=_environment(command, settings),
+                env=server_environment(command, settings),
                 cwd=settings.cwd,
                 start_new_session=True,
                 user=identity.user,
@@ -128,7 +128,7 @@ def run_restart(profile: Profile, command: ArmCommand) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(command, settings),
+                env=server_environment(command, settings),
                 cwd=settings.cwd,
                 timeout=settings.ready_timeout,
                 check=False,
@@ -193,24 +193,25 @@ def _resolved(command: ArmCommand, settings: ServerSettings) -> list[str]:
     return [word.replace("{api_key}", key) if key else word for word in command.argv]
 
 
-def _environment(command: ArmCommand, settings: ServerSettings) -> dict[str, str]:
+def server_environment(command: ArmCommand, settings: ServerSettings) -> dict[str, str]:
+    """Variables that the server of an arm gets, ours included."""
     import pwd
 
     key = api_key(settings) or ""
     environment = {k: v for k, v in os.environ.items() if k not in command.unset}
-    if settings.user is not None and _identity(settings).user is not None:
+    if settings.user is not None and server_identity(settings).user is not None:
         home = pwd.getpwnam(settings.user).pw_dir
         environment.update(HOME=home, USER=settings.user, LOGNAME=settings.user)
     environment.update((k, v.replace("{api_key}", key)) for k, v in command.env.items())
     return environment
 
 
-def _identity(settings: ServerSettings) -> _Identity:
+def server_identity(settings: ServerSettings) -> Identity:
     """User of the serving process; only root can start it as somebody else."""
     import pwd
 
     if settings.user is None:
-        return _Identity()
+        return Identity()
     try:
         entry = pwd.getpwnam(settings.user)
     except KeyError:
@@ -218,7 +219,7 @@ def _identity(settings: ServerSettings) -> _Identity:
             f"server.user names {settings.user}, who does not exist here", code="profile"
         ) from None
     if entry.pw_uid == os.geteuid():
-        return _Identity()
+        return Identity()
     if os.geteuid() != 0:
         raise UsageError(
             f"the server must run as {settings.user}, which only root can arrange",
@@ -226,7 +227,7 @@ def _identity(settings: ServerSettings) -> _Identity:
             code="profile",
         )
     groups = os.getgrouplist(settings.user, entry.pw_gid)
-    return _Identity(entry.pw_uid, entry.pw_gid, groups)
+    return Identity(entry.pw_uid, entry.pw_gid, groups)
 
 
 def _signal_group(

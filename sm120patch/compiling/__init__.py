@@ -1,0 +1,1 @@
+"""Compile a patched module ahead of the server; prove from PTX that the patched code is in it."""
