@@ -27,7 +27,7 @@ SEEN = (
 )  # fmt: skip
 """What the logs of servers are searched for."""
 LOADS = {
-    "single": {"input_len": 256, "output_len": 128, "concurrency": 1, "prompts": 3, "warmup": 1},
+    "single": {"input_len": 256, "output_len": 128, "concurrency": 1, "prompts": 6, "warmup": 1},
     "c64": {"input_len": 256, "output_len": 128, "concurrency": 64, "prompts": 256, "warmup": 64},
 }
 TINY = {"tiny": {"input_len": 64, "output_len": 16, "concurrency": 8, "prompts": 16, "warmup": 8}}

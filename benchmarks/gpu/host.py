@@ -94,7 +94,8 @@ class Host:
         argv = [str(self.tool / "bin" / "sm120patch"), *words, "--env", str(self.prefix(env)),
                 "--output", "json"]  # fmt: skip
         if words[0] not in ("tune", "report", "doctor", "caches", "bench"):
-            for name in dict.fromkeys((env, *also)):
+            places = [name for name in (env, *also) if self.catalogue(name).exists()]
+            for name in places:
                 argv += ["--extra-catalogue", str(self.catalogue(name))]
         if self.dry and words[0] in ("plan", "apply", "verify", "status"):
             argv += ["--gpu", "9.0"]
@@ -140,7 +141,9 @@ class Host:
         words += ["--cuda-graph-backend-prefill", "disabled"]
         words += ["--cuda-graph-bs-decode", "1", "4", "16", "64"]
         words += ["--mem-fraction-static", str(memory), "--max-total-tokens", "262144"]
-        return [*words, "--max-running-requests", "64", "--context-length", "4096"]
+        words += ["--max-running-requests", "64", "--context-length", "4096"]
+        # The same question computed in the same way each time, whatever was asked before.
+        return [*words, "--disable-radix-cache"] if tp > 1 else words
 
     def resolved(self, words: Sequence[str], env: str, port: int) -> list[str]:
         """A server command for a start of our own, outside of a verification."""

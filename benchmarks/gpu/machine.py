@@ -130,7 +130,8 @@ def _await(process: subprocess.Popen[bytes], limit: float, stop: signal.Signals)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(stop)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15)
+            # ^C has sm120patch stop its server and put every file back.
+            process.wait(45 if stop is signal.SIGINT else 10)
         return True
     finally:
         with contextlib.suppress(ProcessLookupError):

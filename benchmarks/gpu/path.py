@@ -25,7 +25,6 @@ SAYS_SO = (
     '            logger.info("REHEARSAL: forward pass with less sleep")\n'
 )
 LOADS = {
-    "single": {"input_len": 256, "output_len": 64, "concurrency": 1, "prompts": 2, "warmup": 1},
     "c64": {"input_len": 256, "output_len": 128, "concurrency": 64, "prompts": 128, "warmup": 64},
 }
 ANSWERS = (
@@ -44,7 +43,6 @@ def planted(text: str) -> str:
 def prepare(host: Host) -> None:
     """The real environment, two sleepy copies, and the sets for them."""
     make_environment(host, "real")
-    (host.catalogue("real") / "manifests").mkdir(parents=True)
     for name in ("slow", "bench"):
         site = make_environment(host, name)
         rehearsal.label(site)
@@ -88,13 +86,13 @@ def tune(host: Host, limit: float) -> None:
                  "--timeout", str(int(limit - 10)), limit=limit)  # fmt: skip
 
 
-def sleepy(host: Host, gpu: str, port: int, limit: float) -> None:
+def sleepy(host: Host, gpu: str, port: int) -> None:
     """Verify a set that saves time, then one that takes it, with the native generator."""
-    profile = host.profile("slow", "slow", port=port, tp=1, gpus=gpu, workloads=LOADS, blocks=1,
-                           max_time=limit / 2 - 30)  # fmt: skip
-    for name in ("awake", "drowsy"):
+    for name, limit in (("awake", 340), ("drowsy", 220)):
+        profile = host.profile("slow", "slow", port=port, tp=1, gpus=gpu, workloads=LOADS,
+                               blocks=1, max_time=limit - 20)  # fmt: skip
         host.patcher(f"slow-{name}", "slow", "apply", f"rehearsal-{name}", "--profile",
-                     str(profile), "--allow-running", limit=limit / 2)  # fmt: skip
+                     str(profile), "--allow-running", limit=limit)  # fmt: skip
         read_logs(host, "slow")
     look(host, "slow", "slow")
     host.patcher("slow-report", "slow", "report", limit=60)
@@ -113,7 +111,7 @@ def bench_serving(host: Host, gpu: str, port: int, limit: float) -> None:
         argv = host.resolved(host.server(1, memory=0.3), "bench", port)
         variables = host.variables(gpu)
         with serving(host.run, f"bench-{arm}", argv, port, limit / 2, env=variables) as found:
-            for repeat in range(3) if found["ready"] else ():
+            for repeat in range(2) if found["ready"] else ():
                 _client(host, f"bench-{arm}-{repeat}", port)
             host.run.note(f"bench-{arm}-log", lines=matching(found["log"], SEEN))
     host.patcher("bench-revert", "bench", "revert", "--all", "--allow-running", limit=60)

@@ -98,7 +98,8 @@ def pack(wheels: list[Path], target: Path) -> None:
         placeholder.write_text('"""Left out of this pack."""\n')
         draft = target.with_suffix(".new")
         with tarfile.open(draft, "w:xz", preset=6) as archive:
-            archive.add(scratch, arcname=".")
+            for part in sorted(Path(scratch).iterdir()):
+                archive.add(part, arcname=part.name)
         draft.replace(target)
 
 

@@ -40,46 +40,34 @@ def carry_out(run: Run, pack: Path, python: str, parts: list[str]) -> None:
 
 
 def first(host: Host, parts: list[str]) -> None:
-    """Everything that measures nothing, side by side; then what one GPU each can measure."""
+    """Builds and first starts side by side; meanwhile what one GPU can measure for itself."""
     run = host.run
     model = Background(run, "model", lambda: make_model(host))
     attempt(run, "compile", lambda: compile_shared(host))
     if "setup" in parts:
         for name, part in (("fusion", fusion), ("path", whole), ("kernels", kernels)):
             attempt(run, f"prepare-{name}", lambda part=part: part.prepare(host))
+    if "module" in parts:
+        attempt(run, "stage", lambda: fusion.stage(host, "fusion-stage"))
     beside: list[Background] = []
 
     def start(name: str, action: Callable[[], object]) -> None:
         if name in parts:
             beside.append(Background(run, name, action))
 
-    if "module" in parts:
-        attempt(run, "stage", lambda: fusion.stage(host, "fusion-stage"))
     start("module", lambda: fusion.build_module(host, "module-build", 500))
-    model.join(160)
-    start("control", lambda: fusion.control_server(host, 31001, 200))
+    model.join(min(160, run.left))
     start("kernels", lambda: kernels.swap(host, "1"))
+    start("control", lambda: fusion.control_server(host, 31001, 200))
     start("real", lambda: whole.on_real_packages(host))
+    # Its first start compiles for longer than anything here uses GPU 1 beside it.
+    start("slow", lambda: whole.sleepy(host, "1", 30010))
     if "warm" in parts:
-        warming = [
-            Background(run, "warm-2", lambda: fusion.warm(
-                host, "fusion", tp=2, gpus="0,1", port=31002, limit=260)),
-            Background(run, "warm-1", lambda: fusion.warm(
-                host, "slow", tp=1, gpus="1", port=31003, limit=260)),
-        ]  # fmt: skip
-        for one in warming:
-            one.join(min(300, run.left))
-    for one in beside[1:] if "module" in parts else beside:
-        one.join(min(240, run.left))
-    measuring = []
-    if "slow" in parts:
-        measuring.append(Background(run, "slow", lambda: whole.sleepy(host, "0", 30010, 420)))
-    if "bench" in parts:
-        measuring.append(
-            Background(run, "bench", lambda: whole.bench_serving(host, "1", 30020, 400))
-        )
-    for one in [*measuring, *beside]:
-        one.join(min(520, run.left))
+        attempt(run, "warm", lambda: fusion.warm(
+            host, "fusion", tp=2, gpus="0,1", port=31002, limit=260))  # fmt: skip
+    start("bench", lambda: whole.bench_serving(host, "0", 30020, 360))
+    for one in beside:
+        one.join(min(600, run.left))
 
 
 def second(host: Host, parts: list[str]) -> None:
