@@ -193,7 +193,8 @@ def trap(host: Host, limit: float) -> None:
     tile = host.run.root / "rest" / "cuda" / "tile"
     away = tile.with_name("tile.away")
     profile = host.profile("trap", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
-                           blocks=1, max_time=limit - 30)  # fmt: skip
+                           blocks=1, max_time=limit - 30, null_run=False)  # fmt: skip
+    host.patcher("trap-before", "fusion", "revert", "--all", "--allow-running", limit=60)
     tile.rename(away)
     try:
         host.patcher("trap", "fusion", "apply", SET, "--profile", str(profile), limit=limit)
@@ -205,6 +206,7 @@ def trap(host: Host, limit: float) -> None:
 
 def null(host: Host, limit: float, blocks: int) -> None:
     """A set that changes a comment, measured like the real one: the noise of this host."""
+    host.patcher("null-before", "fusion", "revert", "--all", "--allow-running", limit=60)
     profile = host.profile("null", "fusion", port=30000, tp=2, gpus="0,1", workloads=LOADS,
                            blocks=blocks, max_time=limit - 40)  # fmt: skip
     host.patcher("null", "fusion", "apply", NULL, "--profile", str(profile), limit=limit)

@@ -166,6 +166,7 @@ class Host:
         workloads: Mapping[str, Mapping[str, int]],
         blocks: int,
         max_time: float,
+        null_run: bool | None = None,
     ) -> Path:
         """Write a verification profile; its evidence is a rehearsal's by what it runs on."""
         path = self.run.root / f"{name}.toml"
@@ -178,6 +179,7 @@ class Host:
         for workload, values in workloads.items():
             lines += [f"[workload.{workload}]", *(f"{k} = {v}" for k, v in values.items())]
         lines += ["[verify]", f"blocks = {blocks}", f"max_time = {int(max_time)}"]
+        lines += [] if null_run is None else [f"null_run = {str(null_run).lower()}"]
         path.write_text("\n".join(lines) + "\n")
         return path
 

@@ -18,7 +18,7 @@ PLACE = (
 _SLEEP = '        forward_batch.batch_size > 4 and __import__("time").sleep({})  # {}\n'
 PLANTED = _SLEEP.format("0.004", "planted")
 AWAKE = _SLEEP.format("0.0005", "awake")
-DROWSY = _SLEEP.format("0.004", "drowsy")
+DROWSY = _SLEEP.format("0.03", "drowsy")
 SAYS_SO = (
     '        if not getattr(self, "_rehearsal_said", False):\n'
     "            self._rehearsal_said = True\n"
@@ -43,7 +43,7 @@ def planted(text: str) -> str:
 def prepare(host: Host) -> None:
     """The real environment, two sleepy copies, and the sets for them."""
     make_environment(host, "real")
-    for name in ("slow", "bench"):
+    for name in ("awake", "drowsy"):
         site = make_environment(host, name)
         rehearsal.label(site)
         rehearsal.plant(site, WORKER, planted)
@@ -74,7 +74,7 @@ def on_real_packages(host: Host) -> None:
     host.patcher("real-apply", "real", "apply", "allreduce-fusion", "--no-verify", limit=40)
     for name in ("rehearsal-allreduce-fusion", "rehearsal-awake"):
         host.patcher(f"real-{name}", "real", "apply", name, "--no-verify", limit=40,
-                     also=("fusion", "slow"))  # fmt: skip
+                     also=("fusion", "awake"))  # fmt: skip
     host.patcher("real-audit", "real", "audit", limit=90)
 
 
@@ -86,41 +86,40 @@ def tune(host: Host, limit: float) -> None:
                  "--timeout", str(int(limit - 10)), limit=limit)  # fmt: skip
 
 
-def sleepy(host: Host, gpu: str, port: int) -> None:
-    """Verify a set that saves time, then one that takes it, with the native generator."""
-    for name, limit in (("awake", 340), ("drowsy", 220)):
-        profile = host.profile("slow", "slow", port=port, tp=1, gpus=gpu, workloads=LOADS,
-                               blocks=1, max_time=limit - 20)  # fmt: skip
-        host.patcher(f"slow-{name}", "slow", "apply", f"rehearsal-{name}", "--profile",
-                     str(profile), "--allow-running", limit=limit)  # fmt: skip
-        read_logs(host, "slow")
-    look(host, "slow", "slow")
-    host.patcher("slow-report", "slow", "report", limit=60)
-    host.patcher("slow-revert", "slow", "revert", "--all", "--allow-running", limit=60)
-    host.patcher("slow-audit-reverted", "slow", "audit", limit=60)
+def verify(host: Host, name: str, gpu: str, port: int, limit: float) -> None:
+    """Measure a set that saves time, or one that takes it, with the native generator."""
+    profile = host.profile(name, name, port=port, tp=1, gpus=gpu, workloads=LOADS, blocks=2,
+                           max_time=limit - 20, null_run=False)  # fmt: skip
+    host.patcher(name, name, "apply", f"rehearsal-{name}", "--profile", str(profile),
+                 "--allow-running", limit=limit)  # fmt: skip
+    read_logs(host, name)
+    look(host, name, name)
+    host.patcher(f"{name}-report", name, "report", limit=60)
+    host.patcher(f"{name}-revert", name, "revert", "--all", "--allow-running", limit=60)
+    host.patcher(f"{name}-audit-reverted", name, "audit", limit=60)
 
 
 def bench_serving(host: Host, gpu: str, port: int, limit: float) -> None:
-    """The same two contents, measured by SGLang's own client."""
+    """Planted and awake once more, measured by SGLang's own client."""
     if host.dry:
         return
-    for arm in ("baseline", "awake"):
+    for arm in ("planted", "awake"):
         if arm == "awake":
-            host.patcher("bench-apply", "bench", "apply", "rehearsal-awake", "--no-verify",
+            host.patcher("bench-apply", "drowsy", "apply", "rehearsal-awake", "--no-verify",
                          "--allow-running", limit=60)  # fmt: skip
-        argv = host.resolved(host.server(1, memory=0.3), "bench", port)
+        argv = host.resolved(host.server(1), "drowsy", port)
         variables = host.variables(gpu)
         with serving(host.run, f"bench-{arm}", argv, port, limit / 2, env=variables) as found:
             for repeat in range(2) if found["ready"] else ():
                 _client(host, f"bench-{arm}-{repeat}", port)
             host.run.note(f"bench-{arm}-log", lines=matching(found["log"], SEEN))
-    host.patcher("bench-revert", "bench", "revert", "--all", "--allow-running", limit=60)
+    host.patcher("bench-revert", "drowsy", "revert", "--all", "--allow-running", limit=60)
 
 
 def _client(host: Host, step: str, port: int) -> None:
     lines = host.run.root / f"{step}.jsonl"
     load = LOADS["c64"]
-    argv = [host.exe("bench"), "-m", "sglang.benchmark.serving", "--backend", "sglang", "--host",
+    argv = [host.exe("drowsy"), "-m", "sglang.benchmark.serving", "--backend", "sglang", "--host",
             "127.0.0.1", "--port", str(port), "--model", str(host.model), "--dataset-name",
             "random-ids", "--random-input-len", str(load["input_len"]), "--random-output-len",
             str(load["output_len"]), "--random-range-ratio", "1.0", "--num-prompts", "256",

@@ -25,7 +25,7 @@ _METRICS = (
     "output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
     "p99_tpot_ms", "mean_itl_ms", "completed", "failed", "duration",
 )  # fmt: skip
-_MEASURED = ("fusion-verify", "null", "trap", "slow-awake", "slow-drowsy")
+_MEASURED = ("fusion-verify", "null", "trap", "awake", "drowsy")
 """Steps whose answer holds a verification."""
 _SAID = 600  # characters kept of a message
 
@@ -148,9 +148,9 @@ _HEAD = """\
 Real SGLang 0.5.15.post1 and FlashInfer 0.6.12 on NVIDIA H200 GPUs. **Nothing here is about SM120**:
 no such board was at hand. The packages are copies in which Hopper is shut out as SM120 is upstream
 ([benchmarks/gpu](../benchmarks/gpu/README.md)), so every evidence is of the kind `rehearsal` and
-counts nowhere. The two GPUs are linked by NVLink, which SM120 boards do not have: even the direction
-of an effect says nothing about them. What is shown is that the machinery works with a real server,
-real kernels and real noise.
+counts nowhere. The two GPUs are linked by NVLink, which SM120 boards do not have: even the
+direction of an effect says nothing about them. What is shown is that the machinery works with a
+real server, real kernels and real noise.
 """
 
 

@@ -21,7 +21,7 @@ from host import Host, compile_shared, describe, make_model, set_up
 from machine import Background, Run, Sampler, attempt, require_no_multicast
 
 
-def carry_out(run: Run, pack: Path, python: str, parts: list[str]) -> None:
+def carry_out(run: Run, pack: Path, python: str, parts: list[str], blocks: int) -> None:
     """All parts in their order; a failed one is noted and the rest goes on."""
     if (run.root / "done").exists():
         (run.root / "done").unlink()
@@ -31,7 +31,7 @@ def carry_out(run: Run, pack: Path, python: str, parts: list[str]) -> None:
     try:
         describe(host, guard)
         first(host, parts)
-        second(host, parts)
+        second(host, parts, blocks)
     finally:
         if sampler is not None:
             sampler.stop()
@@ -60,21 +60,28 @@ def first(host: Host, parts: list[str]) -> None:
     start("kernels", lambda: kernels.swap(host, "1"))
     start("control", lambda: fusion.control_server(host, 31001, 200))
     start("real", lambda: whole.on_real_packages(host))
-    # Its first start compiles for longer than anything here uses GPU 1 beside it.
-    start("slow", lambda: whole.sleepy(host, "1", 30010))
+    # First starts compile for longer than anything else here uses the GPUs.
+    start("awake", lambda: whole.verify(host, "awake", "0", 30010, 480))
+    start("drowsy", lambda: drowsy(host, parts))
     if "warm" in parts:
         attempt(run, "warm", lambda: fusion.warm(
             host, "fusion", tp=2, gpus="0,1", port=31002, limit=260))  # fmt: skip
-    start("bench", lambda: whole.bench_serving(host, "0", 30020, 360))
     for one in beside:
         one.join(min(600, run.left))
 
 
-def second(host: Host, parts: list[str]) -> None:
+def drowsy(host: Host, parts: list[str]) -> None:
+    """GPU 1: a set that costs time, then SGLang's own client."""
+    whole.verify(host, "drowsy", "1", 30020, 330)
+    if "bench" in parts:
+        attempt(host.run, "bench", lambda: whole.bench_serving(host, "1", 30020, 360))
+
+
+def second(host: Host, parts: list[str], blocks: int) -> None:
     """What needs both GPUs for itself, the most wanted first."""
     run = host.run
     later: list[tuple[str, Callable[[], object]]] = [
-        ("fusion", lambda: fusion.verify(host, min(560, run.left - 60), 2)),
+        ("fusion", lambda: fusion.verify(host, min(760, run.left - 60), blocks)),
         ("fusion", lambda: fusion.look(host, "fusion", "fusion")),
         ("fusion", lambda: host.patcher("fusion-report", "fusion", "report", limit=60)),
         ("return", lambda: fusion.revert_and_return(host)),
@@ -95,12 +102,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, required=True)
     parser.add_argument("--python", required=True)
+    parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     os.umask(0o022)
     run = Run(options.root, options.seconds, options.dry)
     try:
-        carry_out(run, options.pack, options.python, options.parts)
+        carry_out(run, options.pack, options.python, options.parts, options.blocks)
     finally:
         (options.root / "done").touch()
     return 0

@@ -141,3 +141,19 @@ def test_torch_that_would_use_multicast_stops_everything(
                 machine.require_no_multicast(run, str(stub))
         else:
             assert machine.require_no_multicast(run, str(stub))["multicast"] == answer
+
+
+def test_the_tool_of_the_machine_has_what_it_needs() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    root = SCRIPTS.parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = (SCRIPTS / "tool-packages.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    names = {canonicalize_name(name): version for name, version in pinned.items()}
+    for text in project["dependencies"]:
+        wanted = Requirement(text)
+        if wanted.marker is None or wanted.marker.evaluate({"python_version": "3.12"}):
+            assert names[canonicalize_name(wanted.name)] in wanted.specifier
