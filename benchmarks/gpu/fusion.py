@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import threading
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import rehearsal
 from host import Host, make_environment
-from machine import matching, serving
+from machine import answers, environment, matching, serving
 
 SET = "rehearsal-allreduce-fusion"
 NULL = "rehearsal-null"
@@ -104,8 +107,14 @@ def warm(host: Host, env: str, *, tp: int, gpus: str, port: int, limit: float) -
     argv = host.resolved(host.server(tp, memory=0.3), env, port)
     with serving(host.run, f"warm-{env}", argv, port, limit, env=host.variables(gpus)) as found:
         if found["ready"]:
-            answers = [generate(port, 1, 256, 16), generate(port, 64, 256, 32)]
-            host.run.note(f"warm-{env}", answers=answers, lines=matching(found["log"], SEEN))
+            answered = [generate(port, 1, 256, 16), generate(port, 64, 256, 32)]
+            held_gpus(host)
+            host.run.note(f"warm-{env}", answered=answered, lines=matching(found["log"], SEEN))
+
+
+def held_gpus(host: Host) -> None:
+    """Beside a server that holds the GPUs: refused with its PID, nothing written."""
+    host.patcher("held-gpus", "control", "apply", NULL, "--no-verify", limit=60, also=("fusion",))
 
 
 def generate(port: int, requests: int, length: int, tokens: int) -> int:
@@ -202,6 +211,38 @@ def trap(host: Host, limit: float) -> None:
         away.rename(tile)
     read_logs(host, "trap")
     look(host, "trap", "fusion")
+
+
+def killed(host: Host, limit: float) -> None:
+    """Kill sm120patch without warning while its server runs: who ends the server, who recovers?"""
+    profile = host.profile("killed", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
+                           blocks=1, max_time=limit, null_run=False)  # fmt: skip
+    argv = [str(host.tool / "bin" / "sm120patch"), "apply", NULL, "--profile", str(profile),
+            "--env", str(host.prefix("fusion")), "--extra-catalogue",
+            str(host.catalogue("fusion")), *(["--gpu", "9.0"] if host.dry else [])]  # fmt: skip
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True,
+                               env=environment({"HOME": str(host.home)}))  # fmt: skip
+    served = _within(limit, lambda: answers(30000) or process.poll() is not None)
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    gone = _within(60, lambda: not answers(30000))
+    host.run.note("killed", served=served, server_gone=gone,
+                  seconds=round(time.monotonic() - began, 1))  # fmt: skip
+    host.patcher("killed-status", "fusion", "status", limit=40)
+    host.patcher("killed-recover", "fusion", "recover", limit=60)
+    host.patcher("killed-audit", "fusion", "audit", limit=60)
+    host.run.note("killed-recovered", differs_from_control=differences(host))
+
+
+def _within(limit: float, true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + limit
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(0.5)
+    return False
 
 
 def null(host: Host, limit: float, blocks: int) -> None:

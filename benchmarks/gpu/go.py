@@ -18,7 +18,7 @@ from pathlib import Path
 
 PARTS = (
     "setup", "control", "module", "kernels", "real", "warm", "awake", "drowsy", "bench", "fusion",
-    "return", "trap", "null", "tune",
+    "return", "trap", "null", "killed", "tune",
 )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ class Host:
 
         argv = [str(self.tool / "bin" / "sm120patch"), *words, "--env", str(self.prefix(env)),
                 "--output", "json"]  # fmt: skip
-        if words[0] not in ("tune", "report", "doctor", "caches", "bench"):
+        if words[0] != "tune":
             places = [name for name in (env, *also) if self.catalogue(name).exists()]
             for name in places:
                 argv += ["--extra-catalogue", str(self.catalogue(name))]

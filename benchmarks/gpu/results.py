@@ -25,6 +25,10 @@ _METRICS = (
     "output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
     "p99_tpot_ms", "mean_itl_ms", "completed", "failed", "duration",
 )  # fmt: skip
+_TOLD = (
+    "outcome", "verdict", "refused", "engaged", "equal", "exactly_twice", "seconds",
+    "build_seconds", "answered", "served", "server_gone", "differs_from_control",
+)  # fmt: skip
 _MEASURED = ("fusion-verify", "null", "trap", "awake", "drowsy")
 """Steps whose answer holds a verification."""
 _SAID = 600  # characters kept of a message
@@ -47,12 +51,25 @@ def keep(archive: Path) -> dict[str, Any]:
     return {
         "note": "Hopper GPUs, copies of the packages: a rehearsal. Nothing here is about SM120.",
         "dry": run["dry"],
-        "facts": run["facts"],
+        "facts": {**run["facts"], "host": _host(texts)},
         "steps": [_step(step) for step in run["steps"]],
         "verifications": {name: found for name, answer in answers.items()
                           if (found := _verification(answer))},
         "gpus": _telemetry(texts.get("results/gpu.csv", b"").decode()),
     }  # fmt: skip
+
+
+def _host(texts: Mapping[str, bytes]) -> dict[str, Any]:
+    """The host as sm120patch saw it, from the newest measurement; identifiers left out."""
+    for name in ("results/fusion-report.json", "results/awake-report.json"):
+        report = json.loads(texts.get(name, b"{}"))
+        found = (((report.get("result") or {}).get("evidence") or {}).get("data") or {}).get("host")
+        if found:
+            kept = {k: v for k, v in found.items() if k not in ("machine_id", "fingerprint")}
+            kept["gpus"] = [{k: v for k, v in gpu.items() if k not in ("uuid", "pci_bus_id")}
+                            for gpu in found.get("gpus", [])]  # fmt: skip
+            return kept
+    return {}
 
 
 def _step(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +194,10 @@ def _machine(run: Mapping[str, Any]) -> list[str]:
     facts = run["facts"]
     torch = facts.get("torch") or {}
     rows: list[Sequence[object]] = [("kernel", str(facts.get("kernel", "")).split(" (")[0])]
+    host = facts.get("host") or {}
+    if host:
+        topology = ", ".join(host.get("topology", []))
+        rows.append(("as sm120patch sees it", f"{topology}; named by {host['machine_id_source']}"))
     if torch:
         rows += [
             ("GPUs", ", ".join(torch["devices"])),
@@ -221,8 +242,7 @@ def _said(step: Mapping[str, Any]) -> str:
         parts.append("cut off by its limit")
     if step.get("rc"):
         parts.append(f"exit status {step['rc']}")
-    for name in ("outcome", "verdict", "refused", "engaged", "equal", "exactly_twice", "seconds",
-                 "build_seconds", "answers", "differs_from_control"):  # fmt: skip
+    for name in _TOLD:
         if name in step:
             value = step[name]
             shown = f"{value:.2f}" if isinstance(value, float) else json.dumps(value)

@@ -86,7 +86,8 @@ def second(host: Host, parts: list[str], blocks: int) -> None:
         ("fusion", lambda: host.patcher("fusion-report", "fusion", "report", limit=60)),
         ("return", lambda: fusion.revert_and_return(host)),
         ("trap", lambda: fusion.trap(host, min(260, run.left - 30))),
-        ("null", lambda: fusion.null(host, min(480, run.left - 30), 2)),
+        ("null", lambda: fusion.null(host, min(480, run.left - 180), 2)),
+        ("killed", lambda: fusion.killed(host, min(100, run.left - 60))),
         ("tune", lambda: whole.tune(host, min(90, run.left - 10))),
     ]
     for name, action in later:
