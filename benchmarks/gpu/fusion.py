@@ -215,6 +215,7 @@ def trap(host: Host, limit: float) -> None:
 
 def killed(host: Host, limit: float) -> None:
     """Kill sm120patch without warning while its server runs: who ends the server, who recovers?"""
+    host.patcher("killed-before", "fusion", "revert", "--all", "--allow-running", limit=60)
     profile = host.profile("killed", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
                            blocks=1, max_time=limit, null_run=False)  # fmt: skip
     argv = [str(host.tool / "bin" / "sm120patch"), "apply", NULL, "--profile", str(profile),

@@ -42,7 +42,17 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     steps: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    number: int = 1
+    """Counts the runs in one directory: a later one adds its steps to those of the earlier."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        try:
+            past = json.loads((self.results / "run.json").read_text())
+        except (OSError, ValueError):
+            return
+        self.steps, self.facts = past["steps"], past["facts"]
+        self.number = max((step["run"] for step in self.steps), default=0) + 1
 
     @property
     def left(self) -> float:
@@ -58,7 +68,7 @@ class Run:
         """Keep a step; the file is complete after each."""
         at = round(time.monotonic() - self.began, 1)
         with self._lock:
-            self.steps.append({"step": name, "at": at, **found})
+            self.steps.append({"step": name, "at": at, "run": self.number, **found})
             self._save()
         shown = {k: v for k, v in found.items() if k not in ("output", "errors", "result")}
         print(f"[{at:7.1f}] {name} {json.dumps(shown, default=str)[:600]}", flush=True)

@@ -226,8 +226,10 @@ def _machine(run: Mapping[str, Any]) -> list[str]:
 
 def _story(run: Mapping[str, Any]) -> list[str]:
     """Every step in the order in which it ended."""
+    steps = [s for s in run["steps"] if not s["step"].startswith("facts")]
+    several = len({s.get("run", 1) for s in steps}) > 1
     rows = [
-        (s["at"], s["step"], _said(s)) for s in run["steps"] if not s["step"].startswith("facts")
+        (f"{s['run']}: {s['at']:g}" if several else s["at"], s["step"], _said(s)) for s in steps
     ]
     return ["What happened, second by second:", "", *_table(("s", "step", "came to"), rows)]
 

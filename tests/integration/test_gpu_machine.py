@@ -91,6 +91,16 @@ def test_nothing_starts_when_the_time_of_the_run_is_over(
     assert noted(run)[-1]["skipped"]
 
 
+def test_a_second_run_in_a_directory_adds_to_the_first(tmp_path: Path, machine: ModuleType) -> None:
+    first = machine.Run(tmp_path, 60, True)
+    first.note("one", rc=0)
+    first.know(torch="2.11")
+    second = machine.Run(tmp_path, 60, True)
+    second.note("two", rc=0)
+    assert [(s["run"], s["step"]) for s in noted(second)] == [(1, "one"), (2, "two")]
+    assert second.facts == {"torch": "2.11"}
+
+
 def test_a_part_that_fails_is_noted_and_the_run_goes_on(run: Any, machine: ModuleType) -> None:
     def fail() -> None:
         raise KeyError("what was missing")
