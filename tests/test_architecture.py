@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "_scopes", "_slices", "authoring", "linting", "fingerprints",
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
+     "signing", "ownership",
      "packages", "published", "tuning"),
     ("transaction", "recovery", "exchange", "verify", "simhost", "audit", "report", "doctor",
      "exports", "compiling"),

@@ -26,6 +26,7 @@ COMMANDS = {
     "authoring": ("lint", "new", "tune"),
     "reporting": ("report",),
     "caching": ("caches",),
+    "signing": ("sign",),
 }
 """Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
 

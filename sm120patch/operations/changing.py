@@ -19,6 +19,7 @@ from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
 from sm120patch.operations import compiling, inspecting, planning, staging, verifying
 from sm120patch.operations.site import Site
+from sm120patch.ownership import refuse_strangers
 from sm120patch.plan import History, Plan, history_digest
 from sm120patch.planner import Request
 from sm120patch.values import dataclass, replace
@@ -112,7 +113,9 @@ def declared_capability(profile: Profile | None) -> str | None:
 def guard_writes(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
     """Refuse before the first write what would fail half way or have no effect."""
     staging.refuse_traps(site, plan, environ)
-    for directory in sorted({Path(s.root, s.path).parent for s in plan.files}):
+    directories = sorted({Path(s.root, s.path).parent for s in plan.files})
+    refuse_strangers(directories, os.environ)
+    for directory in directories:
         reason = writable(directory)
         if reason:
             raise HostError(

@@ -16,6 +16,7 @@ from sm120patch.environment import Environment, discover, locate
 from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
+from sm120patch.ownership import refuse_strangers
 from sm120patch.plan import History, content_digest
 from sm120patch.store import StateDirectory, Store
 from sm120patch.values import dataclass
@@ -66,6 +67,7 @@ def open_site(
     """
     variables = os.environ if environ is None else environ
     interpreter = locate(env, python, variables)
+    refuse_strangers([interpreter], variables)
     # The other interpreter takes its time to start; the catalogue is read meanwhile.
     asked = _Asked(interpreter, variables)
     loaded: Catalogue | CatalogueError
@@ -75,6 +77,8 @@ def open_site(
         loaded = error
     finally:
         environment = asked.answer()
+    roots = [i.root / i.package for i in environment.installations.values()]
+    refuse_strangers([environment.prefix, *roots], variables)
     state = StateDirectory.of(environment.prefix)
     if isinstance(loaded, Catalogue):
         return Site(environment, loaded, state)

@@ -89,3 +89,37 @@ def outcomes(found: Iterator[tuple[str, str]]) -> Counter[str]:
     for where, outcome in found:
         counted[outcome if outcome in ("old", "new") else f"{where}: {outcome}"] += 1
     return counted
+
+
+def failing_everywhere(
+    trial: Trial, judged: Judge, code: int, action: int = seams.FAIL, step: int = 1
+) -> Iterator[tuple[str, str]]:
+    """Let every call fail with errno `code`; yield (call, outcome)."""
+    for call in trial.calls[::step]:
+        trial.again()
+        ran = trial.run(at=call.number, action=action, code=code)
+        yield call.label, _said(ran, judged.verdict(trial.seam.run), trial)
+
+
+def interrupted_everywhere(
+    trial: Trial, judged: Judge, number: int, step: int = 1
+) -> Iterator[tuple[str, str]]:
+    """Raise signal `number` at every call; yield (call, outcome)."""
+    for call in trial.calls[::step]:
+        trial.again()
+        ran = trial.run(at=call.number, action=seams.SIGNAL, code=number)
+        left = trial.world.litter()
+        outcome = _said(ran, judged.verdict(trial.seam.run), trial)
+        yield call.label, f"left to recover: {left}" if left else outcome
+
+
+def _said(ran: Ran, side: str, trial: Trial) -> str:
+    """The outcome, unless the command said something else than what is so."""
+    if side not in ("old", "new"):
+        return f"{side} ({ran.code}: {ran.err[-300:]})"
+    if "Traceback" in ran.err or ran.code not in (0, 6, 7, 9, 10, 130):
+        return f"exit {ran.code}: {ran.err[-300:]}"
+    claims = {0: ("new",), 6: ("old",), 130: ("old", "new")}.get(ran.code, ("old", "new"))
+    if side not in claims:
+        return f"exit {ran.code}, but the content is {side}: {ran.err[-300:]}"
+    return side
