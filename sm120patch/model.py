@@ -57,6 +57,16 @@ class Goal(str, Enum):
     CORRECTNESS = "correctness"
 
 
+class Answers(str, Enum):
+    """How close the answers of a server with a set must be to those without it."""
+
+    BIT_EXACT = "bit-exact"
+    TOLERANCE = "tolerance"
+    """Equal up to rounding."""
+    BEHAVIOUR_CHANGE = "behaviour-change"
+    """They may differ; right answers must stay right, and text must stay text."""
+
+
 class State(str, Enum):
     """State of a set in an environment, in the vocabulary of the README."""
 
@@ -254,6 +264,7 @@ class VerificationPolicy:
     """Measured repeats of each workload per server start."""
     blocks: int = 2
     """Server starts per arm, in the order A B B A ..."""
+    answers: Answers = Answers.TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sm120patch.model import Goal, VerificationPolicy
+from sm120patch.model import Answers, Goal, VerificationPolicy
 from sm120patch.plan import Launch
 from sm120patch.values import replace
 
@@ -37,9 +37,14 @@ _STRICTNESS = (
     Goal.CRASH_FIX,
 )
 
+_LOOSENESS = (Answers.BIT_EXACT, Answers.TOLERANCE, Answers.BEHAVIOUR_CHANGE)
+
 
 def merge_policies(policies: Iterable[VerificationPolicy]) -> VerificationPolicy:
-    """Return the strictest of several policies: what each of them demands is demanded."""
+    """Return the strictest of several policies: what each of them demands is demanded.
+
+    Only of the answers no more can be demanded than the loosest of them promises.
+    """
     merged: VerificationPolicy | None = None
     for policy in policies:
         if merged is None:
@@ -51,5 +56,7 @@ def merge_policies(policies: Iterable[VerificationPolicy]) -> VerificationPolicy
             margin=min(merged.margin, policy.margin),
             repeats=max(merged.repeats, policy.repeats),
             blocks=max(merged.blocks, policy.blocks),
+            # One set that changes what is said changes it for all of them.
+            answers=max(merged.answers, policy.answers, key=_LOOSENESS.index),
         )
     return merged or VerificationPolicy()

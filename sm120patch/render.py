@@ -45,6 +45,7 @@ def plan_dict(plan: Plan) -> dict[str, object]:
             "margin": plan.verification.margin,
             "repeats": plan.verification.repeats,
             "blocks": plan.verification.blocks,
+            "answers": plan.verification.answers.value,
         },
         "notes": list(plan.notes),
     }

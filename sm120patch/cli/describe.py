@@ -5,13 +5,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from sm120patch.model import Advice, Change, PatchSet
+from sm120patch.model import Advice, Answers, Change, PatchSet
 from sm120patch.plaintext import clean
 from sm120patch.plan import Launch
 from sm120patch.render import launch_text
 from sm120patch.variants import advice_text
 
 WIDTH = 96
+_ANSWERS = {
+    Answers.BIT_EXACT: "must be equal bit for bit",
+    Answers.TOLERANCE: "must be equal up to rounding",
+    Answers.BEHAVIOUR_CHANGE: "may differ, but right ones must stay right",
+}
 
 
 def describe_set(patch_set: PatchSet, origin: str) -> str:
@@ -30,6 +35,7 @@ def describe_set(patch_set: PatchSet, origin: str) -> str:
     ]
     if not patch_set.only_advice:
         lines.append(f"must show               {policy.goal.value}, margin {policy.margin:.0%}")
+        lines.append(f"answers                 {_ANSWERS[policy.answers]}")
     if patch_set.depends:
         lines.append(f"takes along             {', '.join(patch_set.depends)}")
     if patch_set.advice:

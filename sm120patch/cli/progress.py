@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from sm120patch.verify.answers import Examination
 from sm120patch.verify.commandline import Arm, Arms
-from sm120patch.verify.correctness import Examination
 from sm120patch.verify.effect import Interval
 from sm120patch.verify.reporting import Silent
 from sm120patch.verify.verdict import Decision, describe

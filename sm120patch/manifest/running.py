@@ -10,6 +10,7 @@ from sm120patch.manifest.toml import ONE_LINE, Table
 from sm120patch.model import (
     IMPORT_NAMES,
     Advice,
+    Answers,
     Engagement,
     Goal,
     KnownResult,
@@ -125,6 +126,9 @@ def read_verification(table: Table) -> VerificationPolicy:
         margin=table.number("margin", 0.0, 0.5, default=default.margin),
         repeats=table.integer("repeats", 1, 100, default=default.repeats),
         blocks=table.integer("blocks", 1, 20, default=default.blocks),
+        answers=Answers(
+            table.choice("answers", [a.value for a in Answers], default=default.answers.value)
+        ),
     )
     table.finish()
     return policy

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
+from collections.abc import Sequence
 
 _TEXT = (
     "the server counts every token and the river runs under a bridge of quiet stones while "
@@ -24,6 +26,20 @@ def tokens_for(prompt: object, limit: int, *, stop: bool, garbage: bool) -> list
     if answer is None or not stop:
         pieces = pieces + _prose(prompt, limit - len(pieces))
     return pieces[:limit]
+
+
+def babble(prompt: object, limit: int) -> list[str]:
+    """Words that have nothing to do with the question."""
+    return _prose(f"babble about {prompt}", limit)
+
+
+def logprobs_for(pieces: Sequence[str], shift: float) -> list[list[object]]:
+    """`output_token_logprobs` as SGLang gives them: log-probability, token id, no text.
+
+    The simulated model is rather sure of everything: all are between -0.05 and 0, plus `shift`.
+    """
+    numbers = [zlib.crc32(f"{n}{piece}".encode()) for n, piece in enumerate(pieces)]
+    return [[shift - number % 1000 / 20_000, number % 150_000, None] for number in numbers]
 
 
 def _answer(prompt: str) -> list[str] | None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sm120patch.simhost.answers import tokens_for
+from sm120patch.simhost.answers import babble, logprobs_for, tokens_for
 from sm120patch.simhost.gates import Sight
 from sm120patch.simhost.scenarios import Behaviour, Scenario
 from sm120patch.simhost.speed import SpeedModel
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CONCURRENCY_HEADER = "X-Sm120patch-Concurrency"
 _EVENT_TOKENS = 16  # tokens an event after the first: fewer, larger events keep the machine cool
+_FAR = 4096  # words of a prompt from which on `garbage-far-back` spoils the answer
 _DEATH = 20  # measured requests after which `dies-under-load` ends the process
 
 
@@ -54,10 +55,23 @@ class Simulation:
         ignored = self.scenario.behaviour is Behaviour.FLAG_IGNORED
         return self.sight.patched and self.flag and not ignored
 
+    def say(self, prompt: object, limit: int, *, stop: bool) -> list[str]:
+        """Pieces of text, one per token, right or as the scenario spoils them."""
+        behaviour = self.scenario.behaviour if self.engaged else Behaviour.NORMAL
+        far = behaviour is Behaviour.GARBAGE_FAR_BACK and _words(prompt) > _FAR
+        if behaviour is Behaviour.BABBLE:
+            return babble(prompt, limit)
+        garbage = far or behaviour is Behaviour.GARBAGE
+        pieces = tokens_for(prompt, limit, stop=stop, garbage=garbage)
+        if behaviour is Behaviour.SILENT:
+            return [""] * len(pieces)
+        cut = behaviour is Behaviour.CUT_SHORT and stop
+        return pieces[: max(1, len(pieces) // 4)] if cut else pieces
+
     @property
-    def garbage(self) -> bool:
-        """True when the text is to be worthless."""
-        return self.engaged and self.scenario.behaviour is Behaviour.GARBAGE
+    def shift(self) -> float:
+        """What is added to every log-probability."""
+        return -0.5 if self.engaged and self.scenario.behaviour is Behaviour.SHIFTED else 0.0
 
     def info(self) -> dict[str, object]:
         """Body of `/server_info`: SGLang's fields, then those of the simulation."""
@@ -176,6 +190,8 @@ class _Job:
     stamps: tuple[float, ...]
     rid: str
     stream: bool
+    logprobs: list[list[object]] | None = None
+    """Of every piece, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -229,12 +245,19 @@ def _understand(
     prompt, limit, ignore_eos = dialect.read(body)
     if not 1 <= limit <= 65536:
         raise ValueError(f"between 1 and 65536 tokens, not {limit}")
-    pieces = tokens_for(prompt, limit, stop=not ignore_eos, garbage=simulation.garbage)
+    pieces = simulation.say(prompt, limit, stop=not ignore_eos)
     concurrency = int(request.headers.get(CONCURRENCY_HEADER, "1"))
     rid = str(body.get("rid") or request.headers.get("X-Request-Id") or "unnamed")
     timing = simulation.speed.timing(rid, max(1, min(concurrency, 8192)), len(pieces))
-    length = len(prompt.split()) if isinstance(prompt, str) else len(prompt)  # type: ignore[arg-type]
-    return _Job(pieces, length, timing.start, timing.stamps, rid, bool(body.get("stream")))
+    asked = bool(body.get("return_logprob") or body.get("logprobs"))
+    logprobs = logprobs_for(pieces, simulation.shift) if asked else None
+    stream = bool(body.get("stream"))
+    return _Job(pieces, _words(prompt), timing.start, timing.stamps, rid, stream, logprobs)
+
+
+def _words(prompt: object) -> int:
+    """Length of a prompt: words stand for tokens here."""
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)  # type: ignore[arg-type]
 
 
 def _count(simulation: Simulation, job: _Job) -> None:
@@ -256,13 +279,15 @@ def _read_generate(body: Mapping[str, object]) -> tuple[object, int, bool]:
 
 def _generate_event(job: _Job, before: int, after: int) -> dict[str, object]:
     done = after == len(job.pieces)
-    meta = {
+    meta: dict[str, object] = {
         "id": job.rid,
         "finish_reason": {"type": "length", "length": after} if done else None,
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": after,
         "virtual_time": _virtual(job, before, after),
     }
+    if job.logprobs is not None:
+        meta["output_token_logprobs"] = job.logprobs[:after]
     return {"text": "".join(job.pieces[:after]), "meta_info": meta}
 
 
@@ -280,6 +305,11 @@ def _completions_event(job: _Job, before: int, after: int) -> dict[str, object]:
         "text": "".join(job.pieces[before:after]),
         "finish_reason": "length" if done else None,
     }
+    if job.logprobs is not None:
+        choice["logprobs"] = {
+            "tokens": job.pieces[before:after],
+            "token_logprobs": [pair[0] for pair in job.logprobs[before:after]],
+        }
     usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": after,
              "total_tokens": job.prompt_tokens + after}  # fmt: skip
     return {

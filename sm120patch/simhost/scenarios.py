@@ -36,6 +36,16 @@ class Behaviour(str, Enum):
     """Flag and patch are there, and the feature falls back all the same."""
     GARBAGE = "garbage"
     """The patched server repeats one token for ever."""
+    GARBAGE_FAR_BACK = "garbage-far-back"
+    """It does so only behind a prompt of thousands of words."""
+    BABBLE = "babble"
+    """The patched server says fluent words that answer nothing."""
+    SILENT = "silent"
+    """The patched server counts tokens, and there is no text."""
+    CUT_SHORT = "cut-short"
+    """The patched server ends every answer after a quarter of it."""
+    SHIFTED = "shifted"
+    """The patched server says the same with other probabilities."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,16 @@ _SCENARIOS = (
     ),
     _variation("slow-mild-regression", "the fusion costs 7 %", ratio=0.93),
     _variation("garbage", "fast, and one token for ever", ratio=3.0, behaviour=Behaviour.GARBAGE),
+    *(
+        _variation(behaviour.value, f"fast, and {words}", ratio=3.0, behaviour=behaviour)
+        for behaviour, words in (
+            (Behaviour.GARBAGE_FAR_BACK, "one token for ever behind a long prompt"),
+            (Behaviour.BABBLE, "fluent words that answer nothing"),
+            (Behaviour.SILENT, "no text at all"),
+            (Behaviour.CUT_SHORT, "answers that end early"),
+            (Behaviour.SHIFTED, "other probabilities for the same words"),
+        )
+    ),
     _variation("never-ready", "/health never says 200", behaviour=Behaviour.NEVER_READY),
     _variation("crash-at-start", "ends at start", behaviour=Behaviour.CRASH_AT_START),
     _variation(

@@ -1,57 +1,24 @@
-"""Greedy questions to both arms, to see whether the patched text is still right.
+"""Is the patched text still right? The answers of both arms in, faults out. Pure.
 
-Asks over HTTP through the load generator; the judgement itself is pure.
+Speed is looked at only when nothing is found here. Three classes of tolerance: a `bit-exact` set
+must give the same tokens with the same log-probabilities, one of class `tolerance` may round
+otherwise, and a `behaviour-change` may say something else, as long as it is right and is text.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from sm120patch.verify.loadgen import Request, Target, Watch, ask
-from sm120patch.verify.metrics import Sample
+from sm120patch.model import Answers
+from sm120patch.verify.agreement import SURE, Agreement, agreement, common, distances
+from sm120patch.verify.answers import Answer, Examination
+from sm120patch.verify.probes import LONG_CONTEXT, Probe, probes
 
-_SAME = 16  # characters of agreement after which two greedy answers count as the same
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A question in the form of a text to continue, so that base models can answer it."""
-
-    name: str
-    prompt: str
-    output_len: int
-    passes: Callable[[str], bool]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back for one probe."""
-
-    probe: str
-    text: str
-    passed: bool
-    flaw: str | None
-    """Why the text is no text at all (empty, one repeated unit, ...), or that nothing came."""
-    failed: bool = False
-    """True when the request itself failed."""
-
-
-@dataclass(frozen=True)
-class Examination:
-    """All answers of one server start: each probe alone, alone again, then all together."""
-
-    answers: tuple[Answer, ...]
-
-    def of(self, probe: str) -> list[Answer]:
-        """Answers to one probe in the order asked."""
-        return [answer for answer in self.answers if answer.probe == probe]
-
-    def consistent(self, probe: str) -> bool:
-        """True when the two answers given to the question alone begin alike."""
-        first, second = self.of(probe)[:2]
-        return first.text[:_SAME] == second.text[:_SAME]
+DISTANCE = 0.1
+"""Mean difference of log-probability that a set of class `tolerance` may cause, in nats."""
+_NOISE = 3.0  # times the baseline's distance to itself
+_FEW = 16  # tokens: a mean of fewer decides nothing
 
 
 @dataclass(frozen=True)
@@ -61,6 +28,10 @@ class Correctness:
     faults: tuple[str, ...]
     comparable: tuple[str, ...]
     """Probes that the baseline always answers right: on these the answers decide."""
+    agreement: Mapping[str, Agreement] = field(default_factory=dict)
+    """Probe -> tokens and log-probabilities of both arms, where the servers give them."""
+    not_examined: tuple[str, ...] = ()
+    """What could not be looked at, and why."""
 
     @property
     def ok(self) -> bool:
@@ -68,52 +39,18 @@ class Correctness:
         return not self.faults
 
 
-def probes() -> tuple[Probe, ...]:
-    """Arithmetic, copying, a long output and a long input."""
-    phrase = "copper lantern seven quiet rivers"
-    filler = " ".join(f"Line {n} says that the day is grey and calm." for n in range(120))
-    return (
-        Probe("arithmetic", "12 + 30 = 42\n25 + 14 = 39\n23 + 45 =", 8, _number_is(68)),
-        Probe(
-            "copy",
-            f"Input: red house on a hill\nOutput: red house on a hill\nInput: {phrase}\nOutput:",
-            16,
-            lambda text: text.strip().lower().startswith(phrase),
-        ),
-        Probe("count", " ".join(map(str, range(1, 21))), 64, _counts_from(21, 20)),
-        Probe(
-            "recall",
-            f"The access word is marigold. {filler} To repeat: the access word is",
-            8,
-            lambda text: text.strip(" '\"").lower().startswith("marigold"),
-        ),
-    )
-
-
-def examine(
-    target: Target, tag: str, deadline: float | None = None, watch: Watch | None = None
-) -> Examination:
-    """Ask every probe alone twice, then all of them at once. Failed requests are answers too."""
-    questions = probes()
-    answers: list[Answer] = []
-    for round_, concurrency in (("a", 1), ("b", 1), ("c", len(questions))):
-        requests = [
-            Request(p.prompt, p.output_len, f"{tag}-{round_}-{p.name}",
-                    ignore_eos=False, keep_text=True)
-            for p in questions
-        ]  # fmt: skip
-        samples = ask(target, requests, concurrency=concurrency, deadline=deadline, watch=watch)
-        answers += [_answer(p, s) for p, s in zip(questions, samples, strict=True)]
-    return Examination(tuple(answers))
-
-
-def judge(baseline: Sequence[Examination], patched: Sequence[Examination]) -> Correctness:
+def judge(
+    baseline: Sequence[Examination],
+    patched: Sequence[Examination],
+    answers: Answers = Answers.TOLERANCE,
+) -> Correctness:
     """Hold the patched answers against the baseline's.
 
     A probe that the baseline answers right every time must be answered right every time. On
     the others (a model that cannot do the task, random weights) the patched arm must not be
-    degenerate where the baseline never is, nor contradict itself where the baseline never
-    does. Without a baseline only degeneracy and failed requests count.
+    degenerate or cut short where the baseline never is, nor contradict itself where the
+    baseline never does. Then tokens and log-probabilities are compared, as `answers` demands.
+    Without a baseline only degeneracy and failed requests count.
     """
     faults: list[str] = []
     comparable: list[str] = []
@@ -125,39 +62,23 @@ def judge(baseline: Sequence[Examination], patched: Sequence[Examination]) -> Co
             faults += _wrong(name, after)
         elif not any(answer.flaw for answer in before):
             faults += _degenerate(name, after)
+            faults += _cut_short(name, before, after)
             if before and all(e.consistent(name) for e in baseline):
                 faults += _contradictory(name, patched)
-    return Correctness(tuple(dict.fromkeys(faults)), tuple(comparable))
+    found = _agreements(baseline, patched)
+    notes = list(_not_examined(baseline, patched, found))
+    if answers is not Answers.BEHAVIOUR_CHANGE:
+        faults += _strange(baseline, patched, found)
+    if answers is Answers.TOLERANCE:
+        faults += _distant(found)
+    elif answers is Answers.BIT_EXACT:
+        inexact, unknown = _inexact(found)
+        faults += inexact
+        notes += unknown
+    return Correctness(tuple(dict.fromkeys(faults)), tuple(comparable), found, tuple(notes))
 
 
-def flaw_of(text: str) -> str | None:
-    """Why a text is not one: empty, replacement characters, one unit over and over."""
-    body = text.strip()
-    if not body:
-        return "empty text"
-    if body.count("\ufffd") * 10 > len(body):
-        return "replacement characters"
-    if len(body) >= 12 and (unit := _repeated_unit(body)) is not None:
-        return f"{unit!r} repeated"
-    return None
-
-
-def _repeated_unit(text: str) -> str | None:
-    for size in range(1, min(24, len(text) // 4) + 1):
-        unit = text[:size]
-        if (unit * (len(text) // size + 1))[: len(text)] == text:
-            return unit
-    words = text.split()
-    if len(words) >= 8 and (most := max(set(words), key=words.count)):
-        return most if words.count(most) * 10 >= len(words) * 9 else None
-    return None
-
-
-def _answer(probe: Probe, sample: Sample) -> Answer:
-    if not sample.ok:
-        return Answer(probe.name, "", False, f"no answer: {sample.error}", failed=True)
-    flaw = flaw_of(sample.text)
-    return Answer(probe.name, sample.text, flaw is None and probe.passes(sample.text), flaw)
+# --- one probe ---------------------------------------------------------------------------------
 
 
 def _wrong(name: str, answers: Iterable[Answer]) -> list[str]:
@@ -173,26 +94,115 @@ def _degenerate(name: str, answers: Iterable[Answer]) -> list[str]:
     return [f"{name}: the patched server gives {a.flaw}" for a in answers if a.flaw]
 
 
-def _contradictory(name: str, patched: Iterable[Examination]) -> list[str]:
+def _cut_short(name: str, before: Sequence[Answer], after: Iterable[Answer]) -> list[str]:
+    """The baseline's own words, but fewer than half of them."""
+    least = min((answer.tokens for answer in before), default=0)
     return [
-        f"{name}: the patched server answers the same greedy question differently "
-        f"({', '.join(repr(a.text.strip()[:30]) for a in exam.of(name)[:2])})"
-        for exam in patched
-        if not exam.consistent(name)
+        f"{name}: the patched server stops after {a.tokens} of the {least} tokens that the "
+        "baseline gives"
+        for a in after
+        if not a.flaw and 2 * a.tokens < least and any(b.text.startswith(a.text) for b in before)
     ]
 
 
-def _number_is(wanted: int) -> Callable[[str], bool]:
-    def passes(text: str) -> bool:
-        found = re.match(r"\s*(\d+)", text)
-        return found is not None and found[1] == str(wanted)
+def _contradictory(name: str, patched: Iterable[Examination]) -> list[str]:
+    return [
+        f"{name}: the patched server answers the same greedy question differently "
+        f"({', '.join(repr(a.text.strip()[:30]) for a in exam.alone(name))})"
+        for exam in patched
+        if not exam.consistent(name) and not _by_rounding(*exam.alone(name))
+    ]
 
-    return passes
+
+def _by_rounding(first: Answer, second: Answer) -> bool:
+    """Tell whether two tokens were about equally probable where the answers part."""
+    place = common(first, second)
+    shorter = min(len(first.chosen), len(second.chosen))
+    return place < shorter and first.chosen[place].logprob < SURE
 
 
-def _counts_from(first: int, amount: int) -> Callable[[str], bool]:
-    def passes(text: str) -> bool:
-        numbers = [int(word) for word in re.findall(r"\d{1,9}", text)[:amount]]
-        return numbers == list(range(first, first + amount))
+# --- all probes together -----------------------------------------------------------------------
 
-    return passes
+
+def _agreements(
+    baseline: Sequence[Examination], patched: Sequence[Examination]
+) -> dict[str, Agreement]:
+    found = {probe.name: agreement(probe.name, baseline, patched) for probe in probes()}
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def _strange(
+    baseline: Sequence[Examination],
+    patched: Sequence[Examination],
+    found: Mapping[str, Agreement],
+) -> list[str]:
+    """Other words where rounding cannot be the reason: fluent garbage is found here."""
+    if found:
+        return [f"{name}: {item.lost}" for name, item in found.items() if item.lost]
+    steady = [p.name for p in probes() if _beginning(p, baseline) is not None]
+    strange = [
+        name
+        for probe in probes()
+        if (name := probe.name) in steady
+        and _beginning(probe, patched) not in (None, _beginning(probe, baseline))
+    ]
+    # Without probabilities one answer may differ by rounding, but not every one from its start.
+    if len(steady) < 2 or len(strange) < len(steady):
+        return []
+    named = ", ".join(strange)
+    return [f"no answer begins like the baseline's, which always answers alike ({named})"]
+
+
+def _beginning(probe: Probe, examinations: Sequence[Examination]) -> str | None:
+    """First word of all answers asked for alone; None when they differ, or there are none."""
+    answers = [a for e in examinations for a in e.alone(probe.name)]
+    words = {a.text.split()[0] if a.text.split() else "" for a in answers}
+    return words.pop() if len(words) == 1 and not any(a.flaw for a in answers) else None
+
+
+def _distant(found: Mapping[str, Agreement]) -> list[str]:
+    distance, own, tokens = distances(list(found.values()))
+    limit = max(DISTANCE, _NOISE * own)
+    if distance is None or tokens < _FEW or distance <= limit:
+        return []
+    allowed = f"allowed {limit:.3f}; the baseline differs from itself by {own:.3f}"
+    found_ = f"differ by {distance:.3f} on average over {tokens} tokens"
+    return [f"the log-probabilities of equal tokens {found_} ({allowed})"]
+
+
+def _inexact(found: Mapping[str, Agreement]) -> tuple[list[str], list[str]]:
+    """Faults against bit-exactness, and what cannot be decided."""
+    if not found:
+        return [], ["bit-exactness: the servers give no log-probabilities"]
+    faults = [
+        f"{name}: not bit-exact: {item.agreed} of {item.tokens} tokens are equal, "
+        f"log-probabilities differ by up to {max(item.gaps, default=0.0):.6f}"
+        for name, item in found.items()
+        if item.exact is False
+    ]
+    unknown = [
+        f"bit-exactness of {name}: the baseline does not even repeat itself"
+        for name, item in found.items()
+        if item.exact is None
+    ]
+    return faults, unknown
+
+
+def _not_examined(
+    baseline: Sequence[Examination],
+    patched: Sequence[Examination],
+    found: Mapping[str, Agreement],
+) -> Iterable[str]:
+    if not baseline or not patched:
+        return
+    if not found:
+        yield "log-probabilities: not given by both servers"
+    for probe in probes():
+        answers = [a for e in baseline for a in e.of(probe.name)]
+        failed = next((a.flaw for a in answers if a.failed), None)
+        if failed:
+            yield f"{probe.name}: the baseline gives {failed}"
+        known = [a.prompt_tokens for a in answers if a.prompt_tokens is not None]
+        if probe.long and not failed and (not known or min(known) < LONG_CONTEXT):
+            length = min(known) if known else "an unknown number of"
+            yield f"{probe.name}: the server counts {length} tokens, not {LONG_CONTEXT} or more"

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from sm120patch.verify.metrics import Token
 
 MAX_LINE = 1 << 20
 MAX_TEXT = 1 << 20
@@ -32,6 +35,11 @@ class Event:
     """Virtual time at which the request was taken up (simulated server only)."""
     verify_steps: int = 0
     """`spec_verify_ct`: steps so far, with speculative decoding only."""
+    chosen: tuple[Token, ...] = ()
+    """Chosen tokens with their log-probabilities, where they were asked for and are given."""
+    prompt_tokens: int | None = None
+    finish: str | None = None
+    """Why the answer ends here (`stop`, `length`, ...); None while it goes on."""
 
 
 @dataclass
@@ -49,6 +57,9 @@ class Stream:
     """Wall clock when sending; replaced by the server's virtual start."""
     tokens: int = 0
     verify_steps: int = 0
+    chosen: tuple[Token, ...] = ()
+    prompt_tokens: int | None = None
+    finish: str | None = None
     text: str = ""
     first: float | None = None
     last: float = 0.0
@@ -62,6 +73,7 @@ class Stream:
         if not self.virtual:
             self.last = now
         if payload == b"[DONE]":
+            self.finish = self.finish or "done"
             return
         event = read_event(payload, virtual=self.virtual)
         self._take_text(event.text)
@@ -70,6 +82,7 @@ class Stream:
         if event.tokens is not None:
             self._report(event.tokens)
         self.verify_steps = max(self.verify_steps, event.verify_steps)
+        self._take_facts(event)
         if self.virtual:
             self._take_stamps(event)
         else:
@@ -85,6 +98,8 @@ class Stream:
             raise BadReply("no meta_info.completion_tokens")
         if self.tokens <= 0 or self.first is None:
             raise BadReply("no tokens came back")
+        if self.finish is None and not self.complete:
+            raise BadReply(f"the stream ended in the middle of the answer ({self.tokens} tokens)")
         if self.cumulative and self.complete and self.tokens < self.wanted:
             raise BadReply(f"{self.tokens} of {self.wanted} tokens came back")
 
@@ -92,6 +107,13 @@ class Stream:
         # SGLang sends the text so far, or with --stream-output only what is new.
         whole = self.cumulative and text.startswith(self.text)
         self.text = text if whole else self.text + text
+
+    def _take_facts(self, event: Event) -> None:
+        # SGLang repeats what was chosen so far, or with --incremental-streaming-output only adds.
+        whole = event.chosen[: len(self.chosen)] == self.chosen and self.cumulative
+        self.chosen = (event.chosen if whole else self.chosen + event.chosen)[: self.wanted]
+        self.prompt_tokens = event.prompt_tokens or self.prompt_tokens
+        self.finish = event.finish or self.finish
 
     def _report(self, tokens: int) -> None:
         if tokens > self.wanted:
@@ -142,9 +164,7 @@ def read_event(payload: bytes, *, virtual: bool) -> Event:
     meta = meta if isinstance(meta, dict) else {}
     stamps, start = _virtual(meta.get("virtual_time")) if virtual else ((), None)
     if "choices" in data:
-        usage = data.get("usage")
-        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        return Event(_count(count), _choice(data["choices"]), stamps, start)
+        return _completion(data, stamps, start)
     text = data.get("text")
     steps = meta.get("spec_verify_ct")
     return Event(
@@ -153,17 +173,58 @@ def read_event(payload: bytes, *, virtual: bool) -> Event:
         stamps,
         start,
         steps if type(steps) is int and 0 < steps < 1 << 31 else 0,
+        _chosen(meta.get("output_token_logprobs")),
+        _count(meta.get("prompt_tokens")),
+        _finish(meta.get("finish_reason")),
     )
 
 
-def _choice(choices: object) -> str:
+def _completion(data: dict[str, object], stamps: tuple[float, ...], start: float | None) -> Event:
+    choices, usage = data["choices"], data.get("usage")
     if not isinstance(choices, list):
         raise BadReply("choices is not a list")
-    if not choices:
-        return ""  # the last event of stream_options.include_usage
-    first = choices[0]
-    text = first.get("text") if isinstance(first, dict) else None
-    return text if isinstance(text, str) else ""
+    usage = usage if isinstance(usage, dict) else {}
+    # There is no choice in the last event of stream_options.include_usage.
+    first = choices[0] if choices and isinstance(choices[0], dict) else {}
+    text, given = first.get("text"), first.get("logprobs")
+    given = given if isinstance(given, dict) else {}
+    tokens, logprobs = given.get("tokens"), given.get("token_logprobs")
+    pairs: list[object] = []
+    if isinstance(tokens, list) and isinstance(logprobs, list) and len(tokens) == len(logprobs):
+        pairs = [[logprob, token] for token, logprob in zip(tokens, logprobs, strict=True)]
+    return Event(
+        _count(usage.get("completion_tokens")),
+        text if isinstance(text, str) else "",
+        stamps,
+        start,
+        0,
+        _chosen(pairs),
+        _count(usage.get("prompt_tokens")),
+        _finish(first.get("finish_reason")),
+    )
+
+
+def _chosen(pairs: object) -> tuple[Token, ...]:
+    """Tokens with their log-probabilities; none at all when one of them is no such pair."""
+    found: list[Token] = []
+    for pair in pairs if isinstance(pairs, list) else ():
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) < 2:
+            return ()
+        logprob, key = pair[0], pair[1]
+        good = isinstance(logprob, int | float) and not isinstance(logprob, bool)
+        if not good or math.isnan(logprob) or type(key) not in (int, str):
+            return ()
+        found.append(Token(key, max(float(logprob), -1e9)))
+    return tuple(found)
+
+
+def _finish(reason: object) -> str | None:
+    """Why an answer ended; an answer that the server gave up is none."""
+    kind = reason.get("type") if isinstance(reason, dict) else reason
+    if kind in ("abort", "error"):
+        said = reason.get("message") if isinstance(reason, dict) else None
+        raise BadReply(f"the server gave up: {str(said or kind)[:200]}")
+    return kind if isinstance(kind, str) and kind else None
 
 
 def _count(value: object) -> int | None:

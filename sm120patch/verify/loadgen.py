@@ -61,6 +61,8 @@ class Request:
     rid: str
     ignore_eos: bool = True
     keep_text: bool = False
+    logprobs: bool = False
+    """Ask for the log-probability of every generated token."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,8 @@ def _sample(stream: Stream, request: Request) -> Sample:
         output_tokens=stream.tokens,
         text=stream.text if request.keep_text else "",
         verify_steps=stream.verify_steps,
+        chosen=stream.chosen,
+        prompt_tokens=stream.prompt_tokens,
     )
 
 
@@ -290,6 +294,7 @@ def _body(target: Target, request: Request) -> tuple[str, dict[str, object]]:
             "ignore_eos": request.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"logprobs": 1} if request.logprobs else {}),
         }
         return f"{target.base_url}/v1/completions", body
     name = "text" if isinstance(request.prompt, str) else "input_ids"
@@ -299,6 +304,8 @@ def _body(target: Target, request: Request) -> tuple[str, dict[str, object]]:
         "ignore_eos": request.ignore_eos,
     }
     body = {name: request.prompt, "sampling_params": sampling, "stream": True, "rid": request.rid}
+    if request.logprobs:
+        body["return_logprob"] = True
     return f"{target.base_url}/generate", body
 
 

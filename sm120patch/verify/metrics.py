@@ -17,6 +17,15 @@ from sm120patch.verify.stats import percentile
 
 
 @dataclass(frozen=True)
+class Token:
+    """A generated token and how probable it was."""
+
+    key: int | str
+    """Number in the vocabulary, or the text where the server gives no number."""
+    logprob: float
+
+
+@dataclass(frozen=True)
 class Sample:
     """One request as the client saw it; times in seconds."""
 
@@ -34,6 +43,10 @@ class Sample:
     """Generated text, kept for correctness probes only."""
     verify_steps: int = 0
     """Steps of the target model as SGLang counts them with speculative decoding; else 0."""
+    chosen: tuple[Token, ...] = ()
+    """Generated tokens, where log-probabilities were asked for and the server gives them."""
+    prompt_tokens: int | None = None
+    """Length of the prompt as the server counts it."""
 
 
 def calculate(samples: Sequence[Sample], duration: float, input_len: int) -> dict[str, float]:

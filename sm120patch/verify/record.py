@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sm120patch.host.redaction import is_secret
-from sm120patch.model import EvidenceKind
+from sm120patch.model import Answers, EvidenceKind
 from sm120patch.verify import effect, stats
+from sm120patch.verify.answers import Examination
 from sm120patch.verify.commandline import Arm
-from sm120patch.verify.correctness import Examination, judge
+from sm120patch.verify.correctness import Correctness, judge
 from sm120patch.verify.tally import Tally
 from sm120patch.verify.verdict import Findings
 
@@ -78,6 +79,7 @@ class Record:
     workloads: Sequence[str]
     seed: int
     kind: EvidenceKind
+    answers: Answers = Answers.TOLERANCE
     blocks: list[Block] = field(default_factory=list)
     patched_faults: list[str] = field(default_factory=list)
     not_engaged: list[str] = field(default_factory=list)
@@ -134,8 +136,7 @@ class Record:
 
     def findings(self) -> Findings:
         """What the verdict is drawn from."""
-        exams = {arm: [e for b in self.of(arm) for e in b.examinations] for arm in Arm}
-        wrong = judge(exams[Arm.BASELINE], exams[Arm.PATCHED]).faults
+        wrong = self.correctness().faults
         return Findings(
             effects=self.intervals(),
             broken=(*self.patched_faults, *wrong),
@@ -199,12 +200,22 @@ class Record:
             "telemetry": block.telemetry,
         }
 
+    def _examinations(self) -> dict[Arm, list[Examination]]:
+        return {arm: [e for b in self.of(arm) for e in b.examinations] for arm in Arm}
+
+    def correctness(self) -> Correctness:
+        """Judgement of all answers so far."""
+        exams = self._examinations()
+        return judge(exams[Arm.BASELINE], exams[Arm.PATCHED], self.answers)
+
     def _correctness(self) -> dict[str, object]:
-        exams = {arm: [e for b in self.of(arm) for e in b.examinations] for arm in Arm}
-        verdict = judge(exams[Arm.BASELINE], exams[Arm.PATCHED])
+        exams, verdict = self._examinations(), self.correctness()
         return {
+            "tolerance": self.answers.value,
             "comparable": list(verdict.comparable),
             "faults": list(verdict.faults),
+            "agreement": {name: item.as_dict() for name, item in verdict.agreement.items()},
+            "not_examined": list(verdict.not_examined),
             "answers": {
                 arm.value: [
                     {"probe": a.probe, "passed": a.passed, "flaw": a.flaw, "text": a.text[:200]}

@@ -21,8 +21,8 @@ from sm120patch.model import (
 )
 from sm120patch.plan import Launch
 from sm120patch.verify import engagement as engaged
+from sm120patch.verify.answers import examine
 from sm120patch.verify.commandline import Arm, Arms, adds_nothing, arms
-from sm120patch.verify.correctness import examine
 from sm120patch.verify.deciding import look
 from sm120patch.verify.effect import Floor, Look, interval
 from sm120patch.verify.loadgen import Target
@@ -138,7 +138,9 @@ class _Run:
         self.arms = check(profile, duty)
         _, self.margin, self.workloads = profile.with_policy(duty.policy)
         names = [workload.name for workload in self.workloads]
-        self.record = Record(names, profile.seed, profile.server.kind, floors=floors)
+        self.record = Record(
+            names, profile.seed, profile.server.kind, duty.policy.answers, floors=floors
+        )
         simulated = profile.server.kind is EvidenceKind.SIMULATED
         known = simulated or all(name in floors for name in names)
         self.schedule = schedule_for(profile, duty.policy, known=known)

@@ -17,9 +17,10 @@ from sm120patch.simhost.answers import tokens_for
 from sm120patch.simhost.gates import look
 from sm120patch.simhost.scenarios import scenario
 from sm120patch.simhost.speed import RequestId, SpeedModel, interpolate
+from sm120patch.verify.answers import examine
 from sm120patch.verify.commandline import Arm, arms
-from sm120patch.verify.correctness import examine, probes
 from sm120patch.verify.loadgen import Target, measure
+from sm120patch.verify.probes import probes
 from sm120patch.verify.profile import Workload
 from sm120patch.verify.server import Server, running
 from tests.support.simulated import (

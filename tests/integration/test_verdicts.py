@@ -92,6 +92,11 @@ def test_a_collapse_ends_early(host: Host) -> None:
     ("scenario", "verdict", "reason"),
     [
         ("garbage", "broken", "the baseline answers right"),
+        ("garbage-far-back", "broken", "long-recall: the baseline answers right"),
+        ("shifted", "broken", "log-probabilities of equal tokens differ by 0.500"),
+        pytest.param("babble", "broken", "the patched server answers '", marks=pytest.mark.slow),
+        pytest.param("silent", "broken", "gives empty text", marks=pytest.mark.slow),
+        pytest.param("cut-short", "broken", "the baseline answers right", marks=pytest.mark.slow),
         ("crash-when-patched", "broken", "No supported CUDA architectures"),
         pytest.param(
             "dies-under-load", "broken", "died while serving tiny", marks=pytest.mark.slow

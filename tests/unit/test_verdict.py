@@ -5,9 +5,11 @@ import math
 import pytest
 
 from sm120patch.model import Goal
-from sm120patch.verify.correctness import Answer, Examination, flaw_of, judge, probes
+from sm120patch.verify.answers import Answer, Examination, flaw_of
+from sm120patch.verify.correctness import judge
 from sm120patch.verify.effect import Interval
 from sm120patch.verify.engagement import engaged_baseline, info_failures, log_failures
+from sm120patch.verify.probes import probes
 from sm120patch.verify.verdict import Findings, Verdict, collapsed, decide, describe
 from tests.support.simulated import ENGAGEMENT
 
@@ -130,7 +132,8 @@ def test_a_collapse_is_an_interval_far_below():
 def exam(texts: dict[str, str] | None = None, flaw: str | None = None) -> Examination:
     """Three right answers to every probe, or the given text in their place."""
     right = {"arithmetic": " 68", "copy": " copper lantern seven quiet rivers",
-             "count": " ".join(map(str, range(21, 60))), "recall": " marigold."}  # fmt: skip
+             "count": " ".join(map(str, range(21, 60))), "recall": " marigold.",
+             "long-recall": " tamarind."}  # fmt: skip
     answers = []
     for probe in probes():
         text = (texts or {}).get(probe.name, right[probe.name])
@@ -162,7 +165,7 @@ def test_degenerate_text_is_a_fault_even_where_the_model_is_random():
 
 
 def test_a_baseline_that_is_degenerate_itself_proves_nothing():
-    garbage = dict.fromkeys(("arithmetic", "copy", "count", "recall"), "!" * 40)
+    garbage = dict.fromkeys(("arithmetic", "copy", "count", "recall", "long-recall"), "!" * 40)
     assert judge([exam(garbage)], [exam(garbage)]).ok
 
 
