@@ -11,6 +11,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from sm120patch import manifest
 from sm120patch.errors import CatalogueError, UsageError
@@ -43,6 +44,8 @@ __all__ = [
     "satisfied",
     "shipped",
 ]
+
+T = TypeVar("T")
 
 MAX_PAYLOAD = 1 << 20
 """Largest payload that is read, in bytes."""
@@ -111,9 +114,10 @@ class Catalogue:
 def load(where: Path | Places | None = None) -> Catalogue:
     """Read `manifests/*.toml` and `patches/` below the places, by default what is shipped.
 
-    A bundle, a set without changes of its own, takes over the launch options, engagement probes
-    and known results of the sets it depends on: they are what it is. Raises CatalogueError that
-    lists the faults of all manifests, and every name that is used twice.
+    A bundle, a set without changes of its own, takes over the launch options of the sets it
+    depends on, and adds their engagement probes and known results to its own: they are what it
+    is. Raises CatalogueError that lists the faults of all manifests, and every name that is used
+    twice.
     """
     places = where if isinstance(where, Places) else Places(where)
     found = collect(places)
@@ -257,11 +261,18 @@ def _with_bundles(sets: Mapping[str, PatchSet]) -> dict[str, PatchSet]:
         done[set_id] = replace(
             patch_set,
             launch=patch_set.launch or tuple(x for m in members for x in m.launch),
-            engagement=patch_set.engagement or tuple(x for m in members for x in m.engagement),
-            known_results=patch_set.known_results
-            or tuple(x for m in members for x in m.known_results),
+            engagement=_joined(patch_set.engagement, (m.engagement for m in members)),
+            known_results=_joined(patch_set.known_results, (m.known_results for m in members)),
         )
     return done
+
+
+def _joined(own: tuple[T, ...], others: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    """What a bundle says itself, and what its members say."""
+    found = list(own)
+    for items in others:
+        found += [item for item in items if item not in found]
+    return tuple(found)
 
 
 def lint(catalogue: Catalogue) -> list[str]:

@@ -217,6 +217,11 @@ class Engagement:
     """Regular expression that some line of the server's log must match."""
     log_absent: str | None = None
     """Regular expression that no line of the log may match (the "falling back" message)."""
+    loaded: str | None = None
+    """Regular expression that the path of a file mapped by some process of the server matches."""
+    jit_module: str | None = None
+    """FlashInfer module that a process of the server must have loaded, in the build of the content
+    that is in place: compiled after it was put there, or put back with it."""
 
 
 @dataclass(frozen=True)

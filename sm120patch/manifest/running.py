@@ -23,6 +23,7 @@ _TOPOLOGY = (
     r"[1-9][0-9]?-gpus|virtual-machine|bare-metal|p2p|no-p2p|nvlink|pcie|one-switch"
     r"|one-host-bridge|one-node|cross-node"
 )
+_MODULE = r"[A-Za-z0-9_]*"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
@@ -99,12 +100,17 @@ def _probes(table: Table) -> Engagement:
         server_info=table.mapping("server-info", object),
         log=_regex(table, "log"),
         log_absent=_regex(table, "log-absent"),
+        loaded=_regex(table, "loaded"),
+        jit_module=table.text("jit-module", default="", pattern=_MODULE) or None,
     )
     for name, value in probes.server_info.items():
         if not isinstance(value, str | int | float):
             table.fault(f"server-info.{name}", f"{value!r} is no plain value")
-    if not probes.server_info and probes.log is None:
-        table.fault("log", "neither server-info nor log is given, so nothing would be seen")
+    if not any((probes.server_info, probes.log, probes.loaded, probes.jit_module)):
+        table.fault(
+            "log",
+            "neither server-info, log, loaded nor jit-module is given, so nothing would be seen",
+        )
     table.finish()
     return probes
 

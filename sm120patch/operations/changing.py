@@ -289,7 +289,7 @@ def _measured(
     demands: Demands,
     ahead: Ahead | None = None,
 ) -> Change:
-    duty = verifying.duty_for(plan, policy_of(plan, demands))
+    duty = verifying.duty_for(plan, policy_of(plan, demands), site)
     deadline = None if demands.max_time is None else time.monotonic() + demands.max_time
     result = verifying.verify_case(site, case, profile, duty, command, reporter, deadline, ahead)
     compiled = ahead.compiled if ahead else None

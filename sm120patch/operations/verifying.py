@@ -126,9 +126,11 @@ def reverifying(site: Site, plan: Plan) -> Case:
     )
 
 
-def duty_for(plan: Plan, policy: VerificationPolicy) -> Duty:
-    """What the runner has to show for the sets of `plan`."""
-    return Duty(policy, plan.launch, plan.engagement, plan.versions, plan.base_launch)
+def duty_for(plan: Plan, policy: VerificationPolicy, site: Site | None = None) -> Duty:
+    """What the runner has to show for the sets of `plan`, in the environment of `site`."""
+    installed = site.environment.installations.values() if site is not None else ()
+    copies = {found.package: str(found.root / found.package) for found in installed}
+    return Duty(policy, plan.launch, plan.engagement, plan.versions, plan.base_launch, copies)
 
 
 def preview(profile: Profile, duty: Duty) -> Arms:

@@ -269,7 +269,9 @@ def _mark(answer: Record | None) -> str:
 
 
 def _engagement(data: Record) -> list[tuple[str, str]]:
-    return [(text(entry, "probe"), text(entry, "found")) for entry in records(data, "engagement")]
+    seen = [(text(entry, "probe"), text(entry, "found")) for entry in records(data, "engagement")]
+    imports = record(data, "imports")
+    return seen + [(f"imports {name} from", text(place)) for name, place in sorted(imports.items())]
 
 
 def _differences(data: Record) -> list[tuple[str, str, str]]:

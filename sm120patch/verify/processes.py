@@ -60,6 +60,19 @@ def group_members(group: int) -> list[int]:
     return members
 
 
+def descendants(pid: int) -> list[int]:
+    """A process and all that it has started, directly or through others, as far as they live."""
+    parents = {
+        int(entry.name): int(fields[1])
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (fields := _stat(int(entry.name)))
+    }
+    found = [pid]
+    for known in found:
+        found += [child for child, parent in parents.items() if parent == known]
+    return found
+
+
 def died_unnoticed(pids: Iterable[int]) -> list[str]:
     """Names of those processes that are dead while their parent has not collected them yet.
 

@@ -12,6 +12,7 @@ from sm120patch.verify import effect, stats
 from sm120patch.verify.answers import Examination
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.correctness import Correctness, judge
+from sm120patch.verify.engagement import Seen
 from sm120patch.verify.tally import Tally
 from sm120patch.verify.verdict import Findings
 
@@ -37,6 +38,8 @@ class Block:
     """Single requests of every repeat of `repeats`, see `samples.kept`."""
     began: float = 0.0
     """Seconds since the verification began, when the server was started."""
+    swapped_at: float = 0.0
+    """Epoch seconds at which its content was in place."""
     seconds: float = 0.0
     """From the start of the server to its end."""
     telemetry: Mapping[str, object] = field(default_factory=dict)
@@ -83,6 +86,10 @@ class Record:
     blocks: list[Block] = field(default_factory=list)
     patched_faults: list[str] = field(default_factory=list)
     not_engaged: list[str] = field(default_factory=list)
+    engagement: dict[str, Seen] = field(default_factory=dict)
+    """Probe -> what the last look at a patched server found."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Package -> directory from which the server imports it, or why nobody knows."""
     baseline_failure: str | None = None
     unfinished: str | None = None
     collapse: Collapse | None = None
@@ -157,6 +164,8 @@ class Record:
             "collapse": vars(self.collapse) if self.collapse else None,
             "arms": {arm.value: self._arm(arm) for arm in Arm},
             "correctness": self._correctness(),
+            "engagement": [seen.as_dict() for seen in self.engagement.values()],
+            "imports": dict(self.origin),
             "server_differences": self._differences(),
             "baseline_failure": self.baseline_failure,
             "unfinished": self.unfinished,

@@ -27,6 +27,7 @@ from sm120patch.verify.deciding import look
 from sm120patch.verify.effect import Floor, Look, interval
 from sm120patch.verify.loadgen import Target
 from sm120patch.verify.loading import Loading
+from sm120patch.verify.origin import foreign, origin_of
 from sm120patch.verify.profile import Profile, Workload
 from sm120patch.verify.record import Block, Record, identity
 from sm120patch.verify.reporting import Reporter, Silent
@@ -52,6 +53,8 @@ class Duty:
     """Target -> version on disk; goes into the summary."""
     base: Launch = field(default_factory=Launch)
     """What other sets on disk need: both arms are started with it."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Package -> directory of the copy that is patched: the server must import that one."""
 
 
 @dataclass(frozen=True)
@@ -204,13 +207,13 @@ class _Run:
         """One server start; True when the verdict is clear and measuring can end."""
         block = Block(arm)
         self._check_time()
-        swapped_at = self.swap(arm)
+        block.swapped_at = self.swap(arm)
         block.began = time.monotonic() - self.began
         try:
             with running(
                 self.profile,
                 self.arms.of(arm),
-                swapped_at=swapped_at,
+                swapped_at=block.swapped_at,
                 label=f"{number}-{arm.value}",
                 deadline=self.deadline,
             ) as server:
@@ -250,7 +253,7 @@ class _Run:
         block.ready_seconds = server.seconds
         self.record.note_info(block, server.info)
         self.report.on_ready(block.arm, server.seconds, block.info)
-        if self._check_info(block.arm, server):
+        if self._check_origin(block.arm, server) or self._check_info(block.arm, server):
             return True
         target = _target(self.profile, server)
         self._ask(number, block, server, target, "before")
@@ -262,13 +265,31 @@ class _Run:
         self._leave_out(block)
         for position, workload in enumerate(self.workloads):
             slow = load.warm_up(workload)
-            if position == 0 and self._check_log(block.arm, server):
+            if position == 0 and self._check_running(block, server):
                 return True
             if slow or load.repeats(workload) or self._clear(workload.name):
                 self.ended = "clear"
                 return True
         self._ask(number, block, server, target, "after")
-        return self._check_log(block.arm, server) or self._clear()
+        return self._check_running(block, server) or self._clear()
+
+    def _check_origin(self, arm: Arm, server: Server) -> bool:
+        """True when the patched server imports other files than those that were patched."""
+        if server.info.get("simulated") is True:
+            return False  # it looks into the environment itself
+        origin = origin_of(server.processes, sorted(self.duty.copies))
+        self.record.origin = dict(origin.places) or {"unknown": origin.unknown or ""}
+        found = foreign(origin, self.duty.copies)
+        if found and arm is Arm.BASELINE:
+            raise HostError(
+                "; ".join(found) + ": what is patched is not what is served",
+                hint="look for PYTHONPATH, another interpreter, or a directory `sglang` where the "
+                f"server is started: {self.arms.baseline.shown}",
+                code="other-copy",
+                details={"imports": dict(origin.places), "patched": dict(self.duty.copies)},
+            )
+        self.record.not_engaged += found
+        return bool(found)
 
     def _leave_out(self, block: Block) -> None:
         """Drop default workloads that the first server has no room for."""
@@ -283,8 +304,7 @@ class _Run:
 
     def _check_info(self, arm: Arm, server: Server) -> bool:
         if arm is Arm.PATCHED:
-            self.record.not_engaged += engaged.info_failures(self.duty.engagement, server.info)
-            return bool(self.record.not_engaged)
+            return self._note(engaged.info_seen(self.duty.engagement, server.info))
         found = engaged.engaged_baseline(self.duty.engagement, server.info)
         if found and not adds_nothing(self.duty.launch, self.duty.base):
             raise HostError(
@@ -296,16 +316,29 @@ class _Run:
             )
         return False
 
-    def _check_log(self, arm: Arm, server: Server) -> bool:
-        if arm is Arm.BASELINE or server.log is None:
+    def _check_running(self, block: Block, server: Server) -> bool:
+        """True when log and processes do not show the patched code after the first requests."""
+        if block.arm is Arm.BASELINE:
             return False
         patience = time.monotonic() + _LOG_PATIENCE
-        while failures := engaged.log_failures(self.duty.engagement, server.log, server.log_offset):
+        while engaged.failures(seen := self._look(block, server)):
             if time.monotonic() > patience:
                 break
             time.sleep(0.2)
-        self.record.not_engaged += failures
-        return bool(failures)
+        return self._note(seen)
+
+    def _look(self, block: Block, server: Server) -> list[engaged.Seen]:
+        probes = self.duty.engagement
+        seen = engaged.log_seen(probes, server.log, server.log_offset) if server.log else []
+        if server.info.get("simulated") is not True:  # it compiles and loads nothing
+            seen += engaged.process_seen(probes, server.processes, block.swapped_at)
+        return seen
+
+    def _note(self, seen: list[engaged.Seen]) -> bool:
+        """Keep what was seen; True when something did not hold."""
+        self.record.engagement.update((item.probe, item) for item in seen)
+        self.record.not_engaged += engaged.failures(seen)
+        return bool(self.record.not_engaged)
 
     def _ask(self, number: int, block: Block, server: Server, target: Target, moment: str) -> None:
         self._check_time()

@@ -54,6 +54,13 @@ class Server:
     family: tuple[int, ...] = ()
     """Processes of its group when it was ready; none for an external server."""
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Its processes now, the one that was started or that listens first."""
+        if self.process is None:
+            return tuple(processes.descendants(self.pid))
+        return tuple(dict.fromkeys([self.pid, *processes.group_members(self.pid)]))
+
     def check_alive(self, doing: str) -> None:
         """Raise ServerError when the process is gone, or one of its own died unnoticed by it."""
         if processes.died_unnoticed(self.family):

@@ -15,19 +15,23 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sm120patch.model import sha256_hex
+from sm120patch.model import Engagement, sha256_hex
 from sm120patch.plan import Launch
 from sm120patch.unified import make_diff
 from sm120patch.verify import processes
+from sm120patch.verify.answers import examine
 from sm120patch.verify.commandline import arms
+from sm120patch.verify.correctness import judge
+from sm120patch.verify.engagement import process_seen
 from sm120patch.verify.loadgen import Request, Target, ask, measure
 from sm120patch.verify.metrics import Sample, calculate
+from sm120patch.verify.origin import foreign, origin_of
 from sm120patch.verify.profile import Workload, load
 from sm120patch.verify.server import Server, running
 from sm120patch.verify.spawn import ServerError
@@ -258,6 +262,50 @@ def test_tokens_and_times_of_streamed_replies(serving: Serving, endpoint: str) -
     assert result.duration >= max(sample.latency for sample in result.samples) >= 12 * LONG
 
 
+def test_questions_are_answered_with_probabilities_that_repeat(serving: Serving) -> None:
+    """A model with random weights answers nothing right; its tokens can be compared all the same."""
+    exams = [examine(serving.target, tag) for tag in ("first", "second")]
+    result = judge(exams[:1], exams[1:])
+    assert result.ok, result.faults
+    assert {"arithmetic", "copy", "count", "recall"} <= set(result.agreement)
+    for name, found in result.agreement.items():
+        assert found.tokens > 0 and found.lost is None, name
+        assert found.agreed == found.tokens and max(found.gaps) < 0.05, name
+    (long,) = [note for note in result.not_examined if note.startswith("long-recall")]
+    assert "HTTP 400" in long, "4096 tokens are all that it takes"
+    counted = [a.prompt_tokens for a in exams[0].of("recall")]
+    assert all(n is not None and 1000 < n < 4096 for n in counted)
+
+
+@pytest.mark.parametrize("endpoint", ["generate", "openai"])
+def test_both_endpoints_give_the_same_probabilities(serving: Serving, endpoint: str) -> None:
+    target = Target(serving.server.url, endpoint, model=str(serving.server.info["model_path"]))
+    request = Request("copper lantern", 8, f"p-{endpoint}", ignore_eos=True, logprobs=True)
+    (sample,) = ask(target, [request])
+    (other,) = ask(serving.target, [replace(request, rid=f"q-{endpoint}")])
+    assert len(sample.chosen) == 8 == len(other.chosen)
+    assert [t.logprob for t in sample.chosen] == pytest.approx(
+        [t.logprob for t in other.chosen], abs=0.02
+    )
+
+
+def test_the_server_is_asked_which_copy_it_imports(serving: Serving) -> None:
+    origin = origin_of(serving.server.processes, ["flashinfer", "sglang"])
+    site = serving.host.site
+    assert origin.pid == serving.server.pid
+    assert dict(origin.places) == {n: str(site / n) for n in ("flashinfer", "sglang")}
+    assert foreign(origin, {"sglang": str(site / "sglang")}) == []
+
+
+def test_what_the_engine_has_loaded_is_seen_in_its_processes(serving: Serving) -> None:
+    probe = Engagement("sglang", ">=0", loaded=r"/libtorch_cpu\.so$")
+    (seen,) = process_seen([probe], serving.server.processes, time.time())
+    assert seen.ok and str(real_sglang.parts().imports) in seen.found
+    module = Engagement("sglang", ">=0", jit_module="trtllm_comm")
+    (seen,) = process_seen([module], serving.server.processes, time.time())
+    assert not seen.ok and "has loaded trtllm_comm.so" in seen.found
+
+
 def test_greedy_answers_stop_where_asked_and_repeat(serving: Serving) -> None:
     requests = [
         Request("copper lantern", 12, f"again-{n}", ignore_eos=False, keep_text=True)
@@ -365,6 +413,8 @@ def test_an_improvement_is_applied_and_a_regression_taken_back(host: Host) -> No
     assert done.code == 8, done.out + done.err
     found = done.result["verification"]
     assert (found["verdict"], found["kind"]) == ("regressed", "rehearsal")
+    assert found["correctness"]["faults"] == []
+    assert found["correctness"]["agreement"]["count"]["agreed"] > 0
     assert found["intervals"]["tiny"]["high"] < 1
     assert host.labels() == {"awake": "applied (rehearsal)", "drowsy": "rejected"}
     assert host.packages() == with_awake
@@ -381,6 +431,8 @@ def test_the_fusion_is_not_engaged_where_nothing_is_reduced(host: Host) -> None:
     found = done.result["verification"]
     assert (found["verdict"], found["kind"]) == ("not-engaged", "rehearsal")
     assert "the log never says" in " ".join(found["reasons"])
+    assert "no process of the server has loaded trtllm_comm.so" in found["reasons"]
+    assert found["imports"]["sglang"] == str(host.site / "sglang")
     assert found["server_differences"] == {"enable_flashinfer_allreduce_fusion": [False, True]}
     assert found["blocks_run"] == ["baseline", "patched"]
     assert host.packages() == host.pristine

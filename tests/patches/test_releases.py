@@ -411,7 +411,8 @@ def test_launch_options_exist_in_the_release(known: Catalogue, sglang: str) -> N
     source = b"\n".join(data for path in OPTIONS if (data := release.pristine(path)))
     option, *values = launch.args
     field = option.removeprefix("--").replace("-", "_").encode()
-    (probe,) = catalogues.engagement_for(known.get("allreduce-fusion"), release.versions)
+    probes = catalogues.engagement_for(known.get("allreduce-fusion"), release.versions)
+    (probe,) = [p for p in probes if p.target == "sglang"]
     assert probe.server_info == {field.decode(): values[0] if values else True}
     assert re.search(rb"^    %s: " % field, source, re.M), "a field, so that server_info has it"
     if values:
@@ -426,7 +427,8 @@ def test_launch_options_exist_in_the_release(known: Catalogue, sglang: str) -> N
 @pytest.mark.parametrize("sglang", every())
 def test_probes_match_what_the_release_logs(known: Catalogue, sglang: str) -> None:
     release = Release(sglang)
-    (probe,) = catalogues.engagement_for(known.get("allreduce-fusion"), release.versions)
+    probes = catalogues.engagement_for(known.get("allreduce-fusion"), release.versions)
+    (probe,) = [p for p in probes if p.target == "sglang"]
     assert probe.log is not None
     assert probe.log_absent is not None
     source = release.pristine(COMM_FUSION)
@@ -446,3 +448,18 @@ def test_probes_match_what_the_release_logs(known: Catalogue, sglang: str) -> No
 
 HARMLESS = re.compile(r"Failed to cleanup|share one NVLink clique|transport workaround: forcing")
 """Warnings that do not mean that the fused kernels are off: MNNVL alone needs the clique."""
+
+
+@pytest.mark.parametrize("sglang", every())
+def test_the_module_that_must_be_loaded_is_the_one_that_is_patched(
+    known: Catalogue, sglang: str
+) -> None:
+    release = Release(sglang)
+    probes = catalogues.engagement_for(known.get("allreduce-fusion"), release.versions)
+    modules = [p.jit_module for p in probes if p.jit_module]
+    changes = known.get("allreduce-arch-gate").changes
+    chosen = [catalogues.choose(c, release.versions)[0] for c in changes if not c.optional]
+    assert bool(modules) is any(isinstance(choice, Variant) for choice in chosen)
+    places = ("flashinfer/jit/comm.py", "flashinfer/comm/trtllm_ar.py")
+    sources = b"".join(release.pristine(path) or b"" for path in places)
+    assert all(f'"{module}"'.encode() in sources for module in modules)

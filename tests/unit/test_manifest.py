@@ -242,6 +242,16 @@ WRONG = [
     ('{ SOME_VARIABLE = "1" }', "{ SOME_VARIABLE = 1 }", "launch[0].env.SOME_VARIABLE: 1 is not"),
     ('args = ["--flag", "1", "1"]', "args = [1]", "launch[0].args[0]: 1 is no string"),
     ("enabled: \\d+", "(", "engagement[0].log: no regular expression"),
+    (
+        "log = 'enabled",
+        "loaded = '('\nlog = 'enabled",
+        "engagement[0].loaded: no regular expression",
+    ),
+    (
+        "log = 'enabled",
+        "jit-module = '../x'\nlog = 'enabled",
+        "engagement[0].jit-module: '../x' does",
+    ),
     ("flag = true", "flag = []", "engagement[0].server-info.flag: [] is no plain value"),
     ('goal = "speed"', 'goal = "win"', "verification.goal: 'win' is none of speed"),
     ("margin = 0.05", "margin = 1", "verification.margin: 1.0 is not between"),
@@ -273,7 +283,7 @@ def test_all_faults_are_listed_at_once() -> None:
 
 def test_engagement_must_be_able_to_see_something() -> None:
     text = changed("server-info = { flag = true, backend = \"x\" }\nlog = 'enabled: \\d+'\n", "")
-    assert "engagement[0].log: neither server-info nor log is given" in faults(text)[0]
+    assert "engagement[0].log: neither server-info, log, loaded nor jit-module" in faults(text)[0]
 
 
 def test_launch_ranges_of_one_target_must_not_overlap() -> None:
