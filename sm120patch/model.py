@@ -281,8 +281,10 @@ class KnownResult:
     source: str
     harmful: bool = False
     where: tuple[str, ...] = ()
-    """Words of `host.Host.topology`, all of which must hold for it to be about a host; empty where
-    no topology decides."""
+    """Words of `host.Host.topology` that must all be there, `a|b` is either; empty where no
+    topology decides."""
+    tp: tuple[int, ...] = ()
+    """Tensor parallel sizes that it is for; empty means any."""
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,7 @@ def set_dict(patch_set: PatchSet) -> dict[str, object]:
                 "source": k.source,
                 "harmful": k.harmful,
                 "where": list(k.where),
+                "tp": list(k.tp),
             }
             for k in patch_set.known_results
         ],

@@ -24,6 +24,7 @@ from sm120patch.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.cli.progress import Progress
+    from sm120patch.known import Match
     from sm120patch.operations.changing import Change, Demands
     from sm120patch.operations.site import Site
     from sm120patch.plan import Plan
@@ -57,6 +58,9 @@ def _command_line() -> str:
 @time_option
 @click.option("--no-verify", is_flag=True, help="Stage only: the sets will not count as applied.")
 @click.option("--dry-run", is_flag=True, help="Show plan and command lines; write nothing.")
+@click.option(
+    "--yes", is_flag=True, help="Measure what is known to do harm on a host like this one."
+)
 @click.option("--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest.")
 @compile_options
 @running_option
@@ -72,6 +76,7 @@ def apply(
     max_time: float | None,
     no_verify: bool,
     dry_run: bool,
+    yes: bool,
     expect: str | None,
     ahead: bool,
     compile_timeout: float,
@@ -87,6 +92,7 @@ def apply(
     does not run put every file back.
     """
     from sm120patch.operations import changing, planning
+    from sm120patch.operations.known import known_here, refuse_harm
     from sm120patch.operations.site import open_site
     from sm120patch.planner import Request
     from sm120patch.render import plan_text
@@ -99,6 +105,9 @@ def apply(
     request = Request("apply", sets, selected)
     capability = planning.capability_of(gpu, changing.declared_capability(chosen))
     plan = planning.plan_request(site, request, capability, expect=expect)
+    known = known_here(site, plan, chosen)
+    for match in known:
+        output.talk(match.shown)
     if dry_run:
         return _show_plan(output, plan, chosen, demands)
     owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
@@ -106,6 +115,8 @@ def apply(
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
         raise changing.no_profile(Path.cwd())
+    if not (yes or _confirmed(output, known)):
+        refuse_harm(known)
     output.talk(plan_text(plan, diffs=False))
     if chosen is not None:
         changing.preview(plan, chosen, demands)
@@ -331,6 +342,13 @@ def _progress(output: Output) -> Progress:
     from sm120patch.cli.progress import Progress
 
     return Progress(output.talk)
+
+
+def _confirmed(output: Output, known: tuple[Match, ...]) -> bool:
+    """Ask the person at the terminal, if there is one and something harmful to ask about."""
+    harmful = [match for match in known if match.result.harmful]
+    there = sys.stdin.isatty() and sys.stderr.isatty() and not output.as_json
+    return bool(harmful) and there and click.confirm("measure it here all the same?", err=True)
 
 
 def _note_fault(output: Output, site: Site) -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from sm120patch.catalogue import Catalogue
 from sm120patch.doctor.checks import Check, Status
 from sm120patch.host.machine import Host
+from sm120patch.known import Place, fits
 from sm120patch.model import KnownResult, PatchSet, State
 from sm120patch.state import SetStatus
 from sm120patch.values import dataclass
@@ -92,7 +93,8 @@ class _Judge:
         return SetOutlook(patch_set.id, outlook, status.label, tuple(reasons), known)
 
     def _is_like(self, known: KnownResult) -> bool:
-        return bool(known.where) and set(known.where) <= set(self.host.topology)
+        # How it will serve nobody has said: most use all their GPUs.
+        return fits(known, Place(self.host.topology, len(self.host.gpus) or None))
 
     def _decide(
         self, catalogue: Catalogue, patch_set: PatchSet, status: SetStatus, traps: Sequence[str]

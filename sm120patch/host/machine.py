@@ -8,19 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sm120patch.host import nvml
+from sm120patch.known import WAYS
 from sm120patch.model import digest_of
 from sm120patch.values import dataclass
-
-_WAYS = {
-    "NVLINK": "nvlink",
-    "INTERNAL": "one-switch",
-    "PIX": "one-switch",
-    "PXB": "one-switch",
-    "PHB": "one-host-bridge",
-    "NODE": "one-node",
-    "SYS": "cross-node",
-}
-"""Way between two GPUs, the shortest first -> its word in `Host.topology`."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +76,9 @@ class Host:
         else:
             words.append("no-p2p" if states - {"ok", "unknown"} else "p2p-unknown")
         paths = {link.path for link in self.links}
-        longest = max(paths, key=list(_WAYS).index) if paths <= set(_WAYS) else "unknown"
-        words.append(_WAYS.get(longest, "path-unknown"))
-        if longest in _WAYS and longest != "NVLINK":
+        longest = max(paths, key=list(WAYS).index) if paths <= set(WAYS) else "unknown"
+        words.append(WAYS.get(longest, "path-unknown"))
+        if longest in WAYS and longest != "NVLINK":
             words.append("pcie")
         return tuple(words)
 

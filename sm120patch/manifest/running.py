@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sm120patch.known import WHERE
 from sm120patch.manifest.ranges import check_disjoint, read_range, read_requires
 from sm120patch.manifest.toml import ONE_LINE, Table
 from sm120patch.model import (
@@ -19,10 +20,6 @@ from sm120patch.model import (
 )
 
 _OPTION = r"--[a-z0-9][a-z0-9-]*"
-_TOPOLOGY = (
-    r"[1-9][0-9]?-gpus|virtual-machine|bare-metal|p2p|no-p2p|nvlink|pcie|one-switch"
-    r"|one-host-bridge|one-node|cross-node"
-)
 _MODULE = r"[A-Za-z0-9_]*"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
@@ -151,7 +148,8 @@ def _known_result(table: Table) -> KnownResult:
         effect=table.text("effect", pattern=ONE_LINE),
         source=table.text("source", pattern=ONE_LINE),
         harmful=table.flag("harmful", default=False),
-        where=table.texts("where", pattern=_TOPOLOGY),
+        where=table.texts("where", pattern=WHERE),
+        tp=table.integers("tp", 1, 1024),
     )
     table.finish()
     return result

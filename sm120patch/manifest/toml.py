@@ -80,6 +80,18 @@ class Table:
                 found.append(value)
         return tuple(found)
 
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """Return an array of distinct integers in `low`..`high`, empty when the key is missing."""
+        found: list[int] = []
+        for index, value in enumerate(self._get(key, list, "an array of integers", []) or []):
+            if not _is(value, int) or not low <= value <= high:
+                self.fault(f"{key}[{index}]", f"{value!r} is no integer in {low}..{high}")
+            elif value in found:
+                self.fault(f"{key}[{index}]", f"{value!r} is there twice")
+            else:
+                found.append(value)
+        return tuple(found)
+
     def mapping(self, key: str, kind: type[T], *, pattern: str = ONE_LINE) -> dict[str, T]:
         """Return a table of values of one kind, empty when the key is missing."""
         values = self._get(key, dict, "a table", {})

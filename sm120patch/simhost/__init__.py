@@ -5,6 +5,11 @@ Reads the target environment; serves HTTP. Its evidence is labelled `simulated` 
 
 from __future__ import annotations
 
-from sm120patch.simhost.scenarios import ScenarioFacts, scenario_facts, scenario_names
+from sm120patch.simhost.scenarios import (
+    ScenarioFacts,
+    scenario_facts,
+    scenario_names,
+    scenario_words,
+)
 
-__all__ = ["ScenarioFacts", "scenario_facts", "scenario_names"]
+__all__ = ["ScenarioFacts", "scenario_facts", "scenario_names", "scenario_words"]

@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from sm120patch.known import WAYS
+
 
 class Behaviour(str, Enum):
     """What the server does apart from being fast or slow."""
@@ -70,6 +72,8 @@ class Scenario:
     topology: str = "PHB"
     """Link between the GPUs in the words of `nvidia-smi topo -m`."""
     virtualized: bool = False
+    p2p: bool = True
+    """Whether the GPUs reach each other's memory."""
     gpu_name: str = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     compute_capability: str = "12.0"
     time_scale: float = 2000.0
@@ -118,6 +122,7 @@ _SCENARIOS = (
         ratio=236 / 1867,
         power=(250.0, 125.0),
         virtualized=True,
+        p2p=False,
     ),
     _ROOT_COMPLEX,
     _variation("null", "the fusion changes nothing", ratio=1.0),
@@ -191,3 +196,13 @@ def scenario_facts(name: str) -> ScenarioFacts:
         description=found.description,
         source=found.source,
     )
+
+
+def scenario_words(name: str) -> tuple[tuple[str, ...], int]:
+    """Topology of a scenario in the words of `host.Host.topology`, and its number of GPUs."""
+    found = scenario(name)
+    words = [f"{found.gpus}-gpus", "virtual-machine" if found.virtualized else "bare-metal"]
+    if found.gpus > 1:
+        words += ["p2p" if found.p2p else "no-p2p", WAYS.get(found.topology, "path-unknown")]
+        words += ["pcie"] if found.topology in WAYS and found.topology != "NVLINK" else []
+    return tuple(words), found.gpus
