@@ -86,6 +86,22 @@ def control_server(host: Host, port: int, limit: float) -> None:
                       engaged=any("Fusion enabled" in line for line in lines))  # fmt: skip
 
 
+def compile_ahead(host: Host, limit: float) -> None:
+    """Have sm120patch compile the module as a server would, and prove the change from PTX.
+
+    What does not compile is put back: then it is staged again, and the server compiles.
+    """
+    if host.dry:
+        return
+    profile = host.profile("compile", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
+                           blocks=1, max_time=limit)  # fmt: skip
+    done = host.patcher("module-compile", "fusion", "verify", SET, "--compile", "--profile",
+                        str(profile), "--allow-running", limit=limit)  # fmt: skip
+    if done["rc"] != 0:
+        stage(host, "fusion-stage-again")
+    build_module(host, "module-ready", 320)
+
+
 def build_module(host: Host, step: str, limit: float) -> dict[str, Any]:
     """Build FlashInfer's module as a server would; what was compiled, and how long it took."""
     if host.dry:

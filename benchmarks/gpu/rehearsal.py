@@ -240,7 +240,7 @@ def _write_set(root: Path, real: PatchSet) -> None:
         if change.optional:
             continue
         lines += _change(root, name, change)
-    lines += _running(real)
+    lines += [*_running(real), *_compiled(real)]
     write(root / "manifests" / f"{name}.toml", "\n".join(lines) + "\n")
 
 
@@ -308,6 +308,23 @@ def _running(real: PatchSet) -> list[str]:
                       "versions": versions.exactly(RELEASES[probe.target]),
                       "log": probe.log, "log-absent": probe.log_absent})]  # fmt: skip
             lines += [f"server-info = {{ {info} }}"] if info else []
+    return lines
+
+
+def _compiled(real: PatchSet) -> list[str]:
+    """What SM120's object is proved by is what SM90's is proved by in the mirror."""
+    lines = []
+    for check in real.compile:
+        if not _within(RELEASES[check.target], check.versions):
+            continue
+        lines += ["[[compile]]", *_table({
+            "target": check.target, "versions": versions.exactly(RELEASES[check.target]),
+            "module": check.module, "generator": check.generator})]  # fmt: skip
+        for count in check.ptx:
+            if count.arch == "120a":
+                lines += ["[[compile.ptx]]", *_table({
+                    "change": count.change, "source": count.source, "arch": "90a",
+                    "text": count.text, "before": count.before, "after": count.after})]  # fmt: skip
     return lines
 
 

@@ -55,7 +55,7 @@ def first(host: Host, parts: list[str]) -> None:
         if name in parts:
             beside.append(Background(run, name, action))
 
-    start("module", lambda: fusion.build_module(host, "module-build", 500))
+    start("module", lambda: fusion.compile_ahead(host, 480))
     model.join(min(160, run.left))
     start("kernels", lambda: kernels.swap(host, "1"))
     start("control", lambda: fusion.control_server(host, 31001, 200))

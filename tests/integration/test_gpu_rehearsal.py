@@ -267,6 +267,9 @@ def test_the_mirrored_sets_are_the_shipped_ones(tmp_path: Path, rehearsal: Modul
         assert mine.title.startswith("REHEARSAL")
         wanted = {c.id for c in real.changes if not c.optional}
         assert {c.id for c in mine.changes} <= wanted
+    (check,) = known.get("rehearsal-allreduce-arch-gate").compile
+    (proof,) = check.ptx
+    assert (proof.arch, proof.before, proof.after, proof.same) == ("90a", 0, 918, False)
     launch = known.get(SET).launch
     assert [o.args for o in launch] == [("--flashinfer-allreduce-fusion-backend", "trtllm")]
     assert "backend=trtllm" in (known.get(SET).engagement[0].log or "")
