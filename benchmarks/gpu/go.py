@@ -10,6 +10,7 @@ What `start` begins has a session of its own and outlives the call; it ends by i
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tarfile
@@ -99,6 +100,7 @@ def main() -> int:
     one.add_argument("out", type=Path)
     one.add_argument("--seconds", type=float, default=0)
     options = parser.parse_args()
+    os.umask(0o022)  # as root, sm120patch refuses what others could exchange
     return int(options.action(options))
 
 
