@@ -7,7 +7,6 @@ is put back with its old time leaves the other content's code in use.
 from __future__ import annotations
 
 import _imp
-import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from sm120patch.caches import flashinfer
 from sm120patch.values import dataclass
 
 TARGET = "flashinfer-python"
+_UNPACKING_NS = 60 * 10**9
+"""Within this the files of one image are unpacked."""
 _CHANGED = frozenset(
     (FileState.OURS, FileState.BY_HAND, FileState.FOREIGN, FileState.DRIFTED, FileState.LOST)
 )
@@ -76,16 +77,16 @@ def bytecode_findings(
     compared = _compared(tree, package.root, open_)
     for suspect in found:
         if suspect.cached in sure or suspect.cached in compared:
-            detail = f"Python runs {suspect.cached} in its place, which holds other code"
+            detail = f"Python runs it in place of {suspect.source}, which holds other code"
         elif suspect in open_ and not _same_python(suspect.cached):
             detail = (
-                f"Python runs {suspect.cached} in its place, which was written before the file"
-                " took its present content"
+                f"Python runs it in place of {suspect.source}, and it was written before that took"
+                " its present content"
             )
         else:
             continue
         hint = "sm120patch audit --fix"
-        yield Finding(Kind.STALE_BYTECODE, package.target, suspect.source, detail, (), hint)
+        yield Finding(Kind.STALE_BYTECODE, package.target, suspect.cached, detail, (), hint)
 
 
 def _same_python(cached: str) -> bool:
@@ -145,9 +146,16 @@ def _library(live: Path) -> Path | None:
 
 
 def _older(library: Path, source: Path) -> bool:
-    """Times of content: the later of mtime and ctime, since a time can be put back."""
+    """Tell whether a build is older than the content of a source.
+
+    A modification time can be put back; the time of the last change of the inode cannot, but it is
+    new for every file of an image that was unpacked: then build and source have it alike.
+    """
     try:
-        built, changed = library.stat(), os.lstat(source)
+        built, changed = library.stat(), source.lstat()
     except OSError:
         return False
-    return built.st_mtime_ns < max(changed.st_mtime_ns, changed.st_ctime_ns)
+    return (
+        changed.st_mtime_ns > built.st_mtime_ns
+        or changed.st_ctime_ns > built.st_ctime_ns + _UNPACKING_NS
+    )

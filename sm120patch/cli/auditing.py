@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from sm120patch.audit.findings import HostReport
     from sm120patch.catalogue import Catalogue, Places
+    from sm120patch.operations.fixing import Fixed
 
 pass_output = click.make_pass_decorator(Output)
 
@@ -52,6 +55,13 @@ KINDS = (
     is_flag=True,
     help="Hash only files whose size, times or inode changed since they were hashed last.",
 )
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Put right what is safe, after showing it: delete stale bytecode, and take complete sets"
+    " that were applied by hand into the ledger.",
+)
+@click.option("--yes", is_flag=True, help="With --fix: do not ask.")
 @export_options
 @catalogue_options
 @output_option
@@ -64,6 +74,8 @@ def audit(
     fail_on: tuple[str, ...],
     network: bool,
     quick: bool,
+    fix: bool,
+    yes: bool,
     cyclonedx: Path | None,
     prometheus: Path | None,
     sarif: Path | None,
@@ -84,14 +96,41 @@ def audit(
     started = time.monotonic()
     scope, known = Scope(root, env, python, network, quick), _catalogue(output, catalogue)
     report = audit_host(scope, known, _progress(output))
+    fixes = _fix(output, report, catalogue, yes=yes) if fix else []
+    if fixes:
+        report = audit_host(scope, known, _progress(output))  # what is left, read back
     written = exporting.write(exports, report, known.sets, exporting.Timing.since(started))
     chosen = FailOn(frozenset(map(Kind, fail_on))) if fail_on else FailOn()
     failed = chosen.fails(finding for _environment, finding in report.all_findings)
     code = ExitCode.FINDINGS if failed else ExitCode.OK
     result = {**host_dict(report), **_single(report, named=bool(env or python))}
+    result["fixes"] = [
+        {**vars(done.fix), "done": not done.problem, "problem": done.problem} for done in fixes
+    ]
     result["written"] = [str(path) for path in written]
     output.data(result, report_text(report), code)
     return code
+
+
+def _fix(output: Output, report: HostReport, catalogue: Places, *, yes: bool) -> list[Fixed]:
+    """Show what can be put right safely, ask, and do it."""
+    from sm120patch.operations import fixing
+    from sm120patch.published import Shelf, cache_directory
+
+    planned = fixing.plan_fixes(report)
+    if not planned:
+        output.talk("nothing that could be put right safely")
+        return []
+    output.talk("\n".join(["to be put right:", *(f"  {fix}" for fix in planned)]))
+    if not yes and not (sys.stdin.isatty() and click.confirm("go on?", err=True)):
+        output.talk("nothing was changed; add --yes to go on without a question")
+        return []
+    shelf = Shelf(cache_directory(os.environ), output.talk, offline=True)
+    command = shlex.join(["sm120patch", *sys.argv[1:]])[:500]
+    done = [fixing.carry_out(fix, catalogue, shelf, command) for fix in planned]
+    for one in done:
+        output.talk(f"  {one.fix}: {one.problem or 'done'}")
+    return done
 
 
 def _single(report: HostReport, *, named: bool) -> dict[str, object]:

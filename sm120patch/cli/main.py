@@ -19,6 +19,7 @@ from sm120patch.signals import raise_on_termination
 
 COMMANDS = {
     "diagnosing": ("doctor",),
+    "adopting": ("adopt",),
     "auditing": ("audit",),
     "looking": ("history", "list", "plan", "show", "status"),
     "changing": ("apply", "init", "recover", "revert", "verify"),

@@ -193,10 +193,10 @@ def apply(
     """
     variables = os.environ if environ is None else environ
     guard_writes(site, plan, {**variables, **(profile.server.env if profile else {})})
-    with _exclusively(site, command):
+    with exclusively(site, command):
         transaction.require_no_journal(site.state)
         refuse_foreign_claims(site.environment)
-        _require_same(site, plan)
+        require_same(site, plan)
         if ahead is not None:
             ahead.prepare(staging.after_history(site.history(), plan))
         if profile is None:
@@ -233,7 +233,7 @@ def verify_compiled(
     site: Site, sets: tuple[str, ...], ahead: Ahead, *, command: str, capability: str | None
 ) -> Change:
     """Compile and prove what sets on disk changed; no server is started, no state changes."""
-    with _exclusively(site, command):
+    with exclusively(site, command):
         transaction.require_no_journal(site.state)
         plan = verification_plan(site, sets, capability)
         verifying.require_intact(site, site.history(), set())
@@ -242,13 +242,13 @@ def verify_compiled(
 
 
 @contextlib.contextmanager
-def _exclusively(site: Site, command: str) -> Iterator[None]:
+def exclusively(site: Site, command: str) -> Iterator[None]:
     """Hold the environment and every checkout it imports."""
     with site.state.lock(command), checkouts_held(site.environment):
         yield
 
 
-def _require_same(site: Site, plan: Plan) -> None:
+def require_same(site: Site, plan: Plan) -> None:
     """Look again under the lock: another process may have been quicker.
 
     The files themselves are hashed again when the transaction begins.
@@ -323,7 +323,7 @@ def verify(
     ahead: Ahead | None = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
-    with _exclusively(site, command):
+    with exclusively(site, command):
         transaction.require_no_journal(site.state)
         if ahead is not None:
             ahead.prepare(site.history())
@@ -393,9 +393,9 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
     guard_writes(site, plan, {})
     if plan.is_noop:
         return Change(plan, "nothing")
-    with _exclusively(site, command):
+    with exclusively(site, command):
         transaction.require_no_journal(site.state)
-        _require_same(site, plan)
+        require_same(site, plan)
         staging.execute(site, plan, "reverted", command)
     return Change(plan, "reverted")
 
@@ -408,7 +408,7 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
     if site.journal() is None and not site.state.path.is_dir():
         return None
     try:
-        with _exclusively(site, "recover"):
+        with exclusively(site, "recover"):
             roots = {n: str(i.root) for n, i in site.environment.installations.items()}
             result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
             if result is not None:

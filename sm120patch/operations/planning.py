@@ -84,7 +84,7 @@ def plan_request(
         site.catalogue, snapshot_for(site, history, request, capability), history, request
     )
     if isinstance(result, Refusal):
-        raise _error(request, result)
+        raise refused(request, result)
     if expect is not None and result.digest != expect:
         raise ConflictError(
             f"the plan is stale: expected {expect}, today's plan is {result.digest}",
@@ -95,7 +95,8 @@ def plan_request(
     return result
 
 
-def _error(request: Request, refusal: Refusal) -> Sm120PatchError:
+def refused(request: Request, refusal: Refusal) -> Sm120PatchError:
+    """Return the error that says why there is no plan."""
     names = ", ".join(request.sets) or "the request"
     verb = "applied" if request.action == "apply" else "reverted"
     message = f"{names} cannot be {verb} here:\n" + "\n".join(f"  - {r}" for r in refusal.reasons)

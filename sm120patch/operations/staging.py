@@ -221,26 +221,30 @@ def execute(
     command: str,
     homes: Iterable[Path] = (),
     compiled: Callable[[History], Sequence[Mapping[str, object]]] | None = None,
+    settings: transaction.Settings | None = None,
 ) -> Recorded:
     """Carry out `plan` as one transaction and record it as event `kind`; no verification.
 
     The caller holds the lock. `compiled` gets the new state once the files are in place and says
-    what it compiled; when it raises, everything is put back.
+    what it compiled; when it raises, everything is put back. `settings` are those of
+    `settings_for` unless given.
     """
     history = site.history()
     result = after_history(history, plan)
-    settings = settings_for(
-        site, plan, command, restore="a", start="a", history=history, homes=homes
-    )
+    if settings is None:
+        settings = settings_for(
+            site, plan, command, restore="a", start="a", history=history, homes=homes
+        )
+    chosen = settings
     numbers: list[int] = []
     modules: list[Mapping[str, object]] = []
 
     def write(tx: str, side: Side) -> None:
-        details = {**event_details(plan, side, settings), "compiled": modules}
+        details = {**event_details(plan, side, chosen), "compiled": modules}
         sets = tuple(r.id for r in plan.add) + plan.remove
         numbers.append(record(site, Event(kind, sets, details, tx), result))
 
-    with transaction.begin(site.state, plan.files, settings) as tx:
+    with transaction.begin(site.state, plan.files, chosen) as tx:
         tx.swap("b")
         check_imports(site, expected_after(plan))
         modules += compiled(result) if compiled else ()
