@@ -8,7 +8,8 @@ name tells everything (`~/.cache/sglang/jit`): nothing to do there.
 
 FlashInfer's autotuner keeps the tactics it measured for SGLang under
 `$SGLANG_CACHE_DIR/flashinfer/autotune/<FlashInfer version>/`, and nothing in that name tells
-which tactics the patched code offers (read in 0.5.12 to 0.5.23).
+which tactics the patched code offers (read in 0.5.12 to 0.5.23). From 0.7.1 on FlashInfer has such
+a store of its own for whoever asks for it, `.cache/flashinfer/autotune/v2`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from sm120patch.caches.ninja import read_build_file, read_deps_log
 
 PREFIX = "sgl_kernel_jit_"
 """Begin of the names of SGLang's modules among those of others that use tvm-ffi."""
+MANAGED = "v2"
+"""Directory in FlashInfer's own store, whose sub-directories are named by hashes."""
 ARCH_IN_NAME = "__arch_"
 """From 0.5.14 on the name tells the architecture: other flags, another directory."""
 _CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
@@ -46,6 +49,13 @@ def autotune_directories(bases: Iterable[Path], environ: Mapping[str, str]) -> t
     caches = [base / ".cache" / "sglang" for base in bases]
     caches += [Path(named).expanduser()] if named else []
     return _existing([cache / "flashinfer" / "autotune" for cache in caches])
+
+
+def managed_directories(bases: Iterable[Path], environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Existing stores of tactics that FlashInfer manages itself, likewise."""
+    named = environ.get("FLASHINFER_AUTOTUNE_CACHE_DIR")
+    places = [base / ".cache" / "flashinfer" / "autotune" for base in bases]
+    return _existing([*places, *([Path(named).expanduser()] if named else [])])
 
 
 def jit_builds(

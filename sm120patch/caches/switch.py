@@ -27,7 +27,7 @@ from sm120patch.plan import FileStep
 from sm120patch.values import dataclass
 
 TARGET = "flashinfer-python"
-PLACES = ("TVM_FFI_CACHE_DIR", "SGLANG_CACHE_DIR")
+PLACES = ("TVM_FFI_CACHE_DIR", "SGLANG_CACHE_DIR", "FLASHINFER_AUTOTUNE_CACHE_DIR")
 """Variables of a server that move a cache away from its home."""
 Contents = Callable[[str], bytes | None]
 """Bytes by sha256."""
@@ -88,7 +88,9 @@ def scan(scope: CacheScope, contents: Contents) -> Found:
     own = sglang.jit_builds(sglang.jit_directories(homes, scope.places), roots, changed, problems)
     tuned = sglang.autotune_directories(homes, scope.places)
     tactics = sglang.tactics(tuned, roots, scope.tactics, scope.version)
-    return Found((*found.entries, *own, *tactics), tuple(problems))
+    managed = sglang.managed_directories(homes, scope.places)
+    stores = sglang.tactics(managed, roots, scope.tactics, sglang.MANAGED)
+    return Found((*found.entries, *own, *tactics, *stores), tuple(problems))
 
 
 def _flashinfer(scope: CacheScope, paths: list[str], contents: Contents) -> flashinfer.Affected:

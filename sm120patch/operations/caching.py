@@ -132,6 +132,7 @@ def _places(homes: set[Path], environ: Mapping[str, str]) -> tuple[tuple[Kind, P
         *((Kind.FLASHINFER, path) for path in flashinfer.workspaces(environ, bases)),
         *((Kind.SGLANG, path) for path in sglang.jit_directories(bases, environ)),
         *((Kind.AUTOTUNE, path) for path in sglang.autotune_directories(bases, environ)),
+        *((Kind.AUTOTUNE, path) for path in sglang.managed_directories(bases, environ)),
     )
 
 

@@ -224,19 +224,20 @@ def test_tactics_measured_without_a_set_are_not_used_with_it(jitplace: JitPlace)
     cache = jitplace.home / ".cache" / "sglang" / "flashinfer" / "autotune"
     measured = cache / "0.6.3" / "sm120" / "0123456789abcdef" / "rank_tp0_pp0_dp0.json"
     other = cache / "0.6.4" / "sm120" / "f" / "rank_tp0_pp0_dp0.json"
-    for path in (measured, other):
+    store = jitplace.workspace / "autotune" / "v2" / "0123" / "entries" / "4567.json"
+    for path in (measured, other, store):
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"tactic": 7}))
     jitplace.apply("gates")
-    assert measured.exists(), "a header gate changes no tactic"
+    assert measured.exists() and store.exists(), "a header gate changes no tactic"
     jitplace.apply("tuned")
-    assert not measured.exists() and other.exists()
-    (item,) = (t for t in jitplace.caches()["touched"] if t["kind"] == "autotune")
+    assert not measured.exists() and not store.exists() and other.exists()
+    item, _ = (t for t in jitplace.caches()["touched"] if t["kind"] == "autotune")
     assert item["files"] == [RUNNER] and item["then"] == "comes back"
     measured.parent.mkdir(parents=True)
     measured.write_text(json.dumps({"tactic": 9}))
     jitplace.done("revert", "tuned")
-    assert json.loads(measured.read_text()) == {"tactic": 7}
+    assert json.loads(measured.read_text()) == {"tactic": 7} and store.exists()
     jitplace.apply("tuned")
     assert json.loads(measured.read_text()) == {"tactic": 9}
 

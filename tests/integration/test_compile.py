@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from sm120patch.caches import freshness
 from sm120patch.compiling import compiler
 from sm120patch.errors import HostError
 from tests.support import jit
-from tests.support.command import CHECKOUT, run
+from tests.support.command import CHECKOUT, run, run_after
 from tests.support.compileplace import GATE, LIFT, SOURCES, CompilePlace, cuda_home
 from tests.support.place import refused
 
@@ -217,6 +218,46 @@ def test_a_lone_wrapper_of_nvcc_on_the_path_is_no_toolkit(
     found = compiler.find_compiler({"CUDA_HOME": home}, [], tmp_path)
     assert found.origin == "server"
     assert "CUDA_HOME" not in found.environment({}, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_compiler_of_the_extra_builds_links_and_proves(
+    place: CompilePlace, tmp_path: Path
+) -> None:
+    """PyPI's wheels lack three things that a link needs; a server would not have this compiler."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    wheels = project["optional-dependencies"]["nvcc"]
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target"]
+    environ = {**os.environ, "HOME": os.environ["SM120PATCH_TEST_REAL_HOME"]}
+    subprocess.run([*pip, str(place.site), *wheels], env=environ, check=True)
+    before = sorted((place.site / "nvidia").rglob("*"))
+    hide = "from pathlib import Path\nfrom sm120patch.compiling import compiler\n"
+    hide += f"compiler.DEFAULT = Path({str(tmp_path / 'none')!r})"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cc", "c++", "gcc", "g++", "sh", "as", "ld"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    ran = run_after(
+        hide,
+        *APPLY,
+        "--compile",
+        "--gpu",
+        "12.0",
+        *place.options,
+        HOME=str(place.home),
+        PATH=str(tools),
+        CUDA_HOME="",
+    )
+    assert ran.code == 0, ran.out + ran.err
+    (found,) = ran.result["compiled"]
+    assert (found["compiler"], found["compiler_origin"]) == ("nvcc 13.0", "wheels")
+    assert [p["after"] for p in found["ptx"]] == [1, 1]
+    assert found["ahead_of_server"] is False and found["path"] is None
+    assert not place.module.exists(), "the server's cache is left alone"
+    assert sorted((place.site / "nvidia").rglob("*")) == before, "the wheels are left alone"
 
 
 def test_the_stand_in_for_the_driver_links(tmp_path: Path) -> None:
