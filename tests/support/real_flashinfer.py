@@ -21,6 +21,7 @@ from tests.support.compileplace import cuda_home
 from tests.support.environments import create_venv, install_wheel
 
 PAGE = "flashinfer/data/include/flashinfer/page.cuh"
+DIVISION = "flashinfer/data/include/flashinfer/fastdiv.cuh"
 MARK = "// a line that changes nothing\n"
 
 
@@ -63,6 +64,23 @@ class RealFlashInfer:
         python, limit = self.prefix / "bin" / "python", Limit.of(1200)
         return build(python, generator, self.environ, self.home, Owner(), limit, print)
 
+    def build_kernel(self, header: str) -> Path:
+        """Build a kernel through tvm-ffi, as SGLang does with its own; its library."""
+        code = (
+            "import sys; from tvm_ffi.cpp import build_inline; header, place = sys.argv[1:];"
+            'source = f"#include <{header}>\\nvoid run(int64_t n) {{ (void)n; }}\\n";'
+            'print(build_inline("sgl_kernel_jit_probe", cuda_sources=source, functions=["run"],'
+            " extra_include_paths=[place]))"
+        )
+        include = self.site / "flashinfer" / "data" / "include"
+        name = Path(header).relative_to("flashinfer/data/include")
+        command = [str(self.prefix / "bin" / "python"), "-c", code, str(name), str(include)]
+        environ = {**self.environ, "TVM_FFI_CUDA_ARCH_LIST": "12.0a"}
+        done = subprocess.run(
+            command, env=environ, cwd=self.home, capture_output=True, text=True, check=True
+        )
+        return Path(done.stdout.split()[-1])
+
     def write_build_file(self, generator: str) -> Path:
         """Have FlashInfer write the build file of a module and build nothing; its directory."""
         holder, _, function = generator.partition(":")
@@ -74,10 +92,10 @@ class RealFlashInfer:
         return Path(done.stdout.split()[-1])
 
 
-def write_catalogue(root: Path, site: Path) -> Path:
-    """A catalogue with the set `mark`, which adds a comment to the header of the page module."""
-    before = (site / PAGE).read_bytes()
-    diff = make_diff(PAGE, before, before + MARK.encode()).encode()
+def write_catalogue(root: Path, site: Path, header: str = PAGE) -> Path:
+    """A catalogue with the set `mark`, which adds a comment to a header."""
+    before = (site / header).read_bytes()
+    diff = make_diff(header, before, before + MARK.encode()).encode()
     (root / "patches" / "mark").mkdir(parents=True)
     (root / "manifests").mkdir()
     (root / "patches" / "mark" / "page.patch").write_bytes(diff)
@@ -100,7 +118,7 @@ description = "For tests."
 [[change.variant]]
 versions = ">=0.6,<0.8"
 kind = "diff"
-path = "{PAGE}"
+path = "{header}"
 payload = "mark/page.patch"
 sha256 = "{sha256_hex(diff)}"
 present = {{ "{MARK.strip()}" = 1 }}
