@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,7 @@ def survey_dict(found: Survey) -> dict[str, object]:
         "prefix": found.prefix,
         "change": found.change,
         "places": [{"kind": kind.value, "path": str(path)} for kind, path in found.places],
-        "touched": [_touched_dict(item) for item in found.touched],
+        "touched": [touched_dict(item) for item in found.touched],
         "stored": [
             {
                 "kind": item.entry.kind.value,
@@ -149,7 +150,8 @@ def survey_dict(found: Survey) -> dict[str, object]:
     }
 
 
-def _touched_dict(item: Touched) -> dict[str, object]:
+def touched_dict(item: Touched) -> dict[str, object]:
+    """One module that a change touches, for machines."""
     entry = item.entry
     return {
         "kind": entry.kind.value,
@@ -171,11 +173,7 @@ def survey_text(found: Survey) -> str:
 
     lines = [f"{kind.value:12}{path}" for kind, path in found.places] or ["no cache was found"]
     lines.append(f"\n`{found.change}` would touch" if found.change else "\nnothing is patched here")
-    rows = [
-        (f"  {t.entry.module}", t.entry.arch or "-", f"live: {t.live}", t.then, t.entry.reason)
-        for t in found.touched
-    ]
-    lines.append(table(rows) if rows else "  nothing" if found.change else "")
+    lines.append(_rows(found.touched) or ("  nothing" if found.change else ""))
     for item in found.touched:
         if item.entry.built_from:
             lines.append(f"  {item.entry.module} was built from {item.entry.built_from}")
@@ -190,6 +188,20 @@ def survey_text(found: Survey) -> str:
     lines += [f"problem: {text}" for text in found.problems]
     lines += [f"note: {text}" for text in found.notes]
     return "\n".join(line for line in lines if line)
+
+
+def touched_text(items: Sequence[Touched]) -> str:
+    """What a plan does to caches, for people; empty when nothing depends on its files."""
+    return f"compiled modules that depend on these files:\n{_rows(items)}" if items else ""
+
+
+def _rows(items: Sequence[Touched]) -> str:
+    from sm120patch.plaintext import table
+
+    return table(
+        (f"  {t.entry.module}", t.entry.arch or "-", f"live: {t.live}", t.then, t.entry.reason)
+        for t in items
+    )
 
 
 def _stored_row(item: Stored) -> tuple[str, ...]:

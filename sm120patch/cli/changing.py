@@ -109,7 +109,7 @@ def apply(
     for match in known:
         output.talk(match.shown)
     if dry_run:
-        return _show_plan(output, plan, chosen, demands)
+        return _show_plan(output, site, plan, chosen, demands)
     owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
     if plan.is_noop and not owed and not ahead:
         return _report(output, site, changing.Change(plan, "nothing"))
@@ -239,7 +239,7 @@ def revert(
     request = Request("revert", names, cascade=cascade or everything)
     plan = planning.plan_request(site, request, None)
     if dry_run:
-        return _show_plan(output, plan, None, changing.Demands())
+        return _show_plan(output, site, plan, None, changing.Demands())
     if not plan.is_noop:
         output.talk(plan_text(plan, diffs=False))
         _warn(output, changing.guard_processes(site, None, allow=allow_running))
@@ -361,16 +361,23 @@ def _warn(output: Output, processes: list[str]) -> None:
         output.talk(f"warning: keeps the old code until it is restarted: {line}")
 
 
-def _show_plan(output: Output, plan: Plan, profile: Profile | None, demands: Demands) -> int:
-    from sm120patch.operations import changing
+def _show_plan(
+    output: Output, site: Site, plan: Plan, profile: Profile | None, demands: Demands
+) -> int:
+    from sm120patch.cli.caching import touched_dict, touched_text
+    from sm120patch.operations import caching, changing, verifying
     from sm120patch.render import plan_dict, plan_text
 
     result = plan_dict(plan)
+    homes = verifying.homes_of(profile) if profile is not None else []
+    touched = caching.touched_by(site, plan, homes)
+    result["caches"] = [touched_dict(item) for item in touched]
     if profile is not None:
         arms = changing.preview(plan, profile, demands)
         result["commands"] = {"baseline": arms.baseline.shown, "patched": arms.patched.shown}
         output.talk(f"baseline: {arms.baseline.shown}\npatched:  {arms.patched.shown}")
-    output.data(result, plan_text(plan, diffs=True))
+    text = "\n".join(filter(None, [plan_text(plan, diffs=True), touched_text(touched)]))
+    output.data(result, text)
     return ExitCode.OK
 
 

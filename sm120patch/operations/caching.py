@@ -92,6 +92,13 @@ def survey(site: Site, sets: tuple[str, ...], homes: Iterable[Path] = ()) -> Sur
     )
 
 
+def touched_by(site: Site, plan: Plan, homes: Iterable[Path] = ()) -> tuple[Touched, ...]:
+    """What carrying out a plan would do to caches; nothing is touched."""
+    scope = _scope(site, plan, staging.known_homes(site) | set(homes))
+    found = switch.scan(scope, site.store.get).entries if scope else ()
+    return tuple(_touched(entry, scope) for entry in found) if scope else ()
+
+
 def prune(site: Site, victims: Iterable[Stored]) -> tuple[tuple[Stored, ...], tuple[str, ...]]:
     """Delete the given directories; return what is gone, and why the others are not.
 

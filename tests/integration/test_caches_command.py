@@ -46,6 +46,17 @@ def test_it_names_what_a_set_would_touch_and_why(jitplace: JitPlace) -> None:
     assert not (jitplace.prefix / ".sm120patch").exists()
 
 
+def test_a_dry_run_tells_it_too(jitplace: JitPlace) -> None:
+    jitplace.build()
+    words = ("apply", "gates", "--no-verify", "--gpu", "12.0", "--dry-run")
+    (item,) = jitplace.done(*words)["caches"]
+    assert (item["module"], item["then"]) == ("trtllm_comm", "is built again")
+    options = [word for word in jitplace.options if word not in ("--output", "json")]
+    told = run(*words, *options, HOME=str(jitplace.home)).out
+    assert "compiled modules that depend on these files" in told
+    assert jitplace.work() == [] and not (jitplace.prefix / ".sm120patch").exists()
+
+
 def test_it_names_what_a_revert_would_bring_back(jitplace: JitPlace) -> None:
     assert jitplace.caches()["change"] == ""
     jitplace.build()

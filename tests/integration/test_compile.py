@@ -17,8 +17,18 @@ from sm120patch.compiling import compiler
 from sm120patch.errors import HostError
 from tests.support import jit
 from tests.support.command import CHECKOUT, run, run_after
-from tests.support.compileplace import GATE, LIFT, SOURCES, CompilePlace, cuda_home
+from tests.support.compileplace import (
+    GATE,
+    LIFT,
+    SOURCES,
+    CompilePlace,
+    cuda_home,
+    write_catalogue,
+)
+from tests.support.environments import install_fake
 from tests.support.place import refused
+from tests.support.serving import GOOD, QUICK, Host
+from tests.support.simulated import JIT_CLOSED
 
 APPLY = ("apply", "lift", "--no-verify")
 
@@ -188,6 +198,45 @@ def test_an_interrupted_compile_puts_the_change_back_and_leaves_no_compiler(
         assert process.returncode == 130
     assert gone(tmp_path / "nvcc.pid") and header(place) == SOURCES[GATE]
     assert place.run("recover").result["outcome"] == "nothing"
+
+
+@pytest.fixture
+def serving(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A simulated server whose FlashInfer has the small kernels as well."""
+    monkeypatch.setenv("CUDA_HOME", cuda_home())
+    module = SOURCES["flashinfer/jit/comm.py"]
+    sources = {path: text.encode() for path, text in SOURCES.items()}
+    sources["flashinfer/jit/comm.py"] = (module + JIT_CLOSED).encode()
+    install_fake(host.site, "flashinfer-python", "0.6.3", sources)
+    (host.prefix / "bin" / "ninja").symlink_to(jit.ninja())
+    write_catalogue(host.root / "more")
+    shutil.rmtree(host.catalogue)
+    shutil.copytree(host.root / "more", host.catalogue)
+    return host
+
+
+@pytest.mark.slow
+def test_a_measured_apply_compiles_before_the_first_server_starts(serving: Host) -> None:
+    profile = serving.profile(GOOD, verify=QUICK)
+    ran = serving.run("apply", "lift", "--profile", profile, "--compile", "--allow-running")
+    assert ran.code == 0, ran.out + ran.err
+    assert ran.result["outcome"] == "applied"
+    assert [p["after"] for p in ran.result["compiled"][0]["ptx"]] == [1, 1]
+    said = ran.err.splitlines()
+    compiled = next(n for n, line in enumerate(said) if "griddepcontrol.wait 0 -> 1" in line)
+    started = next(n for n, line in enumerate(said) if "starting the server" in line)
+    assert compiled < started
+    assert freshness.work_to_do(Path(ran.result["compiled"][0]["path"]), jit.ninja()) == ()
+
+
+@pytest.mark.slow
+def test_what_does_not_compile_is_never_served(serving: Host) -> None:
+    profile = serving.profile(GOOD, verify=QUICK)
+    ran = serving.run("apply", "broken", "--profile", profile, "--compile", "--allow-running")
+    assert ran.code == 8 and ran.error["code"] == "does-not-compile"
+    assert "starting the server" not in ran.err
+    assert (serving.site / GATE).read_text() == SOURCES[GATE]
+    assert serving.states()["broken"] == "absent" and serving.litter() == []
 
 
 def test_no_compiler_is_told_before_anything_is_written(
