@@ -11,7 +11,7 @@ from sm120patch.verify.record import Record
 from sm120patch.verify.schedule import Schedule
 from sm120patch.verify.verdict import Decision, decide, passes, safety_of
 
-_PATIENCE = 3  # pairs before a run is given up: with fewer nothing is known of the noise
+_PATIENCE = 2  # pairs before a run is given up: with fewer nothing is known of the noise
 
 
 @dataclass(frozen=True)

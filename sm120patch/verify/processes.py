@@ -94,21 +94,21 @@ def session_of(pid: int) -> int | None:
         return None
 
 
-def started_at(pid: int) -> float | None:
-    """Epoch seconds at which a living process started, good to 10 ms; None when unknown.
+def boot_clock() -> float:
+    """Seconds since this machine was booted; nobody can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    Taken from the boot clock, because the boot *time* in /proc/stat is a whole second.
-    """
+
+def started_at(pid: int) -> float | None:
+    """Time of `boot_clock` at which a living process started, good to 10 ms; None when unknown."""
     fields = _stat(pid)
     if len(fields) < 20 or fields[0] in ("Z", "X"):
         return None
-    ticks = int(fields[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def started_after(pid: int, moment: float) -> bool | None:
-    """True when a process started after `moment` (epoch seconds); None when unknown."""
+    """True when a process started after `moment` of `boot_clock`; None when unknown."""
     start = started_at(pid)
     return None if start is None else start + _TICK >= moment
 

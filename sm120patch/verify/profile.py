@@ -105,7 +105,7 @@ class Profile:
     server: ServerSettings
     workloads: tuple[Workload, ...]
     blocks: int | None
-    """Most server starts an arm; None makes it three times what the patch set asks for."""
+    """Most server starts an arm; None makes it five times what the patch set asks for."""
     margin: float | None
     max_time: float | None
     """Seconds for the whole verification."""

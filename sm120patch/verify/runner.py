@@ -28,11 +28,12 @@ from sm120patch.verify.effect import Floor, Look, interval
 from sm120patch.verify.loadgen import Target
 from sm120patch.verify.loading import Loading
 from sm120patch.verify.origin import foreign, origin_of
+from sm120patch.verify.processes import boot_clock
 from sm120patch.verify.profile import Profile, Workload
 from sm120patch.verify.record import Block, Record, identity
 from sm120patch.verify.reporting import Reporter, Silent
 from sm120patch.verify.schedule import estimate, schedule_for, style_for
-from sm120patch.verify.server import OutOfTime, Server, running
+from sm120patch.verify.server import OutOfTime, Server, failed, running
 from sm120patch.verify.spawn import ServerError, api_key
 from sm120patch.verify.telemetry import Meter, declared, metering
 from sm120patch.verify.verdict import Decision, collapsed, decide
@@ -208,12 +209,13 @@ class _Run:
         block = Block(arm)
         self._check_time()
         block.swapped_at = self.swap(arm)
+        swapped_at = boot_clock()  # the wall clock may be set meanwhile; this one cannot
         block.began = time.monotonic() - self.began
         try:
             with running(
                 self.profile,
                 self.arms.of(arm),
-                swapped_at=block.swapped_at,
+                swapped_at=swapped_at,
                 label=f"{number}-{arm.value}",
                 deadline=self.deadline,
             ) as server:
@@ -342,7 +344,7 @@ class _Run:
 
     def _ask(self, number: int, block: Block, server: Server, target: Target, moment: str) -> None:
         self._check_time()
-        watch = partial(server.check_alive, "answering the correctness questions")
+        watch = partial(self._watch_answers, server, time.monotonic())
         examination = examine(target, f"b{number}.probe-{moment}", self.deadline, watch)
         self._check_time()
         watch()
@@ -359,6 +361,18 @@ class _Run:
             self.record.look = Look(0)
             return True
         return False
+
+    def _watch_answers(self, server: Server, began: float) -> None:
+        server.check_alive("answering the correctness questions")
+        # The first question after a start may have to wait for a compile.
+        patience = self.profile.server.ready_timeout + self.profile.hang_timeout
+        if (seconds := time.monotonic() - began) > patience:
+            raise failed(
+                "the server hangs: the correctness questions are not answered after "
+                f"{seconds:.0f} s",
+                server.log,
+                server.log_offset,
+            )
 
     def _check_time(self) -> None:
         if self.deadline is not None and time.monotonic() >= self.deadline:

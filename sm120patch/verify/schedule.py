@@ -18,7 +18,7 @@ from sm120patch.verify.effect import Look
 from sm120patch.verify.profile import Profile, Workload
 
 Style = Literal["ABBA", "ABAB"]
-MOST = 3
+MOST = 5
 """Times the starts a set asks for that are made at most, where the profile does not say."""
 
 _REAL_START = 180.0  # seconds until a real server has loaded a large model

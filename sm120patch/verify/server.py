@@ -88,10 +88,10 @@ def running(
 ) -> Iterator[Server]:
     """Server of one arm, ready; stopped again when the block ends, however it ends.
 
-    `swapped_at` is the epoch time at which the content was in place, `label` names the log
-    file, `deadline` is a time of `time.monotonic`. Raises BusyError when the port is taken,
-    ServerError when the server does not come up, HostError when it cannot be proved that it
-    started after the swap, OutOfTime at the deadline. An external server is restarted and
+    `swapped_at` is the time of `processes.boot_clock` at which the content was in place, `label`
+    names the log file, `deadline` is a time of `time.monotonic`. Raises BusyError when the port
+    is taken, ServerError when the server does not come up, HostError when it cannot be proved
+    that it started after the swap, OutOfTime at the deadline. An external server is restarted and
     left running.
     """
     if profile.server.external:

@@ -51,9 +51,9 @@ _VERIFY = """
 # endpoint = "generate"                 # SGLang's own; or "openai" for /v1/completions
 # model = "name"                        # openai only; default: the first of /v1/models
 seed = 1
-# Most server starts an arm (default: three times what the set asks for; the run ends as soon as
+# Most server starts an arm (default: five times what the set asks for; the run ends as soon as
 # it is clear), and the share of throughput a set may cost (default: as the set says).
-# blocks = 6
+# blocks = 10
 # margin = 0.03
 # Start the baseline against itself first; default: where the noise of this host is not on record.
 # null_run = true

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -228,7 +227,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     host = Host(tmp_path_factory.mktemp("serving"))
     profile = load(host.profile, python=str(host.prefix / "bin/python"), prefix=str(host.prefix))
     command = arms(profile, Launch()).baseline
-    with running(profile, command, swapped_at=time.time(), label="serving") as server:
+    with running(profile, command, swapped_at=processes.boot_clock(), label="serving") as server:
         yield Serving(host, server)
     assert host.leftovers() == []
 

@@ -90,7 +90,11 @@ def make(tmp_path: Path) -> Callable[..., Profile]:
 @contextlib.contextmanager
 def started(profile: Profile, launch: Launch | None = None, **more: object) -> Iterator[Server]:
     command = arms(profile, launch or Launch()).of(Arm.PATCHED)
-    arguments: dict[str, object] = {"swapped_at": time.time(), "label": "1-patched", **more}
+    arguments: dict[str, object] = {
+        "swapped_at": processes.boot_clock(),
+        "label": "1-patched",
+        **more,
+    }
     with running(profile, command, **arguments) as server:  # type: ignore[arg-type]
         yield server
 
@@ -311,12 +315,12 @@ def test_stopping_twice_is_harmless():
 
 
 def test_start_times_are_exact_to_a_few_hundredths():
-    before = time.time()
+    before = processes.boot_clock()
     process = subprocess.Popen(["sleep", "60"])
     try:
         assert processes.started_after(process.pid, before)
         time.sleep(0.1)
-        assert processes.started_after(process.pid, time.time()) is False
+        assert processes.started_after(process.pid, processes.boot_clock()) is False
     finally:
         process.kill()
         process.wait()

@@ -323,7 +323,7 @@ def test_pairs_are_complete_without_the_null_run():
 def test_the_schedule_is_made_from_profile_and_policy():
     policy = VerificationPolicy(blocks=2)
     plain = schedule_for(read(MINIMAL), policy, known=False)
-    assert (plain.least, plain.most, plain.null) == (2, 6, True)
+    assert (plain.least, plain.most, plain.null) == (2, 10, True)
     assert not schedule_for(read(MINIMAL), policy, known=True).null
     asked = read(MINIMAL + "[verify]\nblocks = 1\nnull_run = true")
     assert schedule_for(asked, policy, known=True) == Schedule(1, 1, True)
