@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from sm120patch.cli.liveline import LiveLine
 from sm120patch.verify.answers import Examination
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.effect import Interval
 from sm120patch.verify.reporting import Silent
-from sm120patch.verify.verdict import Decision, describe
+from sm120patch.verify.verdict import Decision, brief, describe
 
 
 def duration(seconds: float) -> str:
@@ -19,60 +21,96 @@ def duration(seconds: float) -> str:
 
 
 class Progress(Silent):
-    """Reporter for a terminal or a log: one line for each thing that happened."""
+    """Reporter for a terminal or a log: one line for each thing that happened.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    On a terminal the last line is alive: start, arm, workload, tokens per second, the interval so
+    far and what is still needed.
+    """
+
+    def __init__(self, say: Callable[[str], None], live: LiveLine | None = None) -> None:
+        self._print = say
+        self._live = live or LiveLine(sys.stderr)
+        self._place = ""
+        self._repeat = "warming up"
+        self._so_far = ""
+        self._simulated = False
+
+    def _say(self, line: str) -> None:
+        self._live.clear()
+        self._print(line)
 
     def on_start(self, arms: Arms, order: Sequence[Arm], seconds: float) -> None:
         """Print both command lines before anything is started."""
         self._say(f"baseline: {arms.baseline.shown}")
         self._say(f"patched:  {arms.patched.shown}")
-        self._say(f"order:    {' '.join(a.value for a in order)}, about {duration(seconds)}")
+        letters = " ".join("B" if arm is Arm.PATCHED else "A" for arm in order[:8])
+        more = " ..." if len(order) > 8 else ""
+        self._say(
+            f"order:    {letters}{more} (A baseline, B patched), at most {len(order)} server starts"
+            f" and {duration(seconds)}; it ends as soon as it is clear"
+        )
 
     def on_block(self, block: int, blocks: int, arm: Arm) -> None:
         """Name the server start."""
-        self._say(f"[{block}/{blocks}] {arm.value}: starting the server")
+        self._place = f"[{block}/{blocks}] {arm.value}"
+        self._say(f"{self._place}: starting the server")
+        self._live.show(f"{self._place}: waiting for the server {self._so_far}")
 
     def on_ready(self, arm: Arm, seconds: float, info: Mapping[str, object]) -> None:
         """Say how long it took."""
-        simulated = " (simulated)" if info.get("simulated") is True else ""
+        self._simulated = info.get("simulated") is True
+        simulated = " (simulated)" if self._simulated else ""
         self._say(f"      {arm.value}: ready after {duration(seconds)}{simulated}")
+        self._live.show(f"{self._place}: asking questions {self._so_far}")
 
     def on_answers(self, arm: Arm, examination: Examination) -> None:
         """Mention answers only when something is wrong with them; the verdict counts them."""
 
     def on_warmup(self, arm: Arm, workload: str) -> None:
         """Say that figures do not count yet."""
+        self._repeat = "warming up"
         self._say(f"      {arm.value}: {workload}: warming up")
 
     def on_repeat(
         self, arm: Arm, workload: str, repeat: int, repeats: int, metrics: Mapping[str, float]
     ) -> None:
         """Print the figures of a repeat."""
+        self._repeat = f"{min(repeat + 1, repeats)}/{repeats}"
         self._say(
             f"      {arm.value}: {workload} {repeat}/{repeats}:"
             f" {metrics.get('output_throughput', 0.0):.1f} tok/s output"
         )
 
-    def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
-        """Say what is left."""
-        if block < blocks:
-            self._say(f"      about {duration(remaining)} to go")
-
     def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
         """Say what does not count."""
         self._say(f"      {arm.value}: {workload}: not counted: {reason}")
+
+    def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
+        """Show what comes in. Simulated time has no rate that means anything to a watch."""
+        rate = tokens / seconds if seconds > 0 else 0.0
+        speed = f"{tokens} tokens" if self._simulated else f"{rate:.1f} tok/s"
+        self._live.show(
+            f"{self._place}: {workload} {self._repeat}: {speed} for {duration(seconds)}"
+            f" {self._so_far}"
+        )
+
+    def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
+        """Say what is left."""
+        if block < blocks:
+            self._say(f"      at most {duration(remaining)} to go")
 
     def on_look(
         self, pairs: int, most: int, intervals: Mapping[str, Interval], decision: Decision
     ) -> None:
         """Print the intervals so far and what is still needed."""
-        for name, interval in intervals.items():
-            if interval.bounded:
-                self._say(f"      so far: {describe(name, interval)}")
-        if intervals and not (decision.verdict.passed or decision.verdict.rejected):
-            self._say(f"      {pairs} of at most {most} pairs: {decision.advice or 'not decided'}")
+        bounded = {name: interval for name, interval in intervals.items() if interval.bounded}
+        for name, interval in bounded.items():
+            self._say(f"      so far: {describe(name, interval)}")
+        need = "" if decision.verdict.passed or decision.verdict.rejected else decision.advice
+        if bounded and need:
+            self._say(f"      {pairs} of at most {most} pairs; still needed: {need}")
+        shown = ", ".join(brief(name, interval) for name, interval in bounded.items())
+        self._so_far = f"| {shown} | {pairs} of {most} pairs" if shown else ""
 
     def on_verdict(self, decision: Decision) -> None:
         """Print the verdict with its reasons."""

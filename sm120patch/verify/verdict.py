@@ -144,6 +144,12 @@ def describe(name: str, interval: Interval) -> str:
     return text
 
 
+def brief(name: str, interval: Interval) -> str:
+    """One effect in few words: `c64 +4.9 % (+3.8 .. +6.1)`."""
+    bounds = f"{_percent(interval.low)} .. {_percent(interval.high)}"
+    return f"{name} {_percent(interval.ratio)} % ({bounds})"
+
+
 def collapsed(interval: Interval, limit: float = 0.7) -> bool:
     """True when the interval lies so far below 1 that measuring on would only cost time."""
     return interval.bounded and interval.high < limit

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +23,7 @@ from sm120patch.verify.commandline import Arm
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Silent
 from sm120patch.verify.runner import Outcome, run
+from tests.support.command import CHECKOUT
 from tests.support.serving import GOOD, Host, assert_no_baseline, assert_untouched
 from tests.support.simulated import (
     FLAG,
@@ -218,3 +222,37 @@ def test_a_baseline_that_fails_requests_leaves_every_file_as_it_was(host: Host) 
 
 def test_the_arm_is_told_by_its_option() -> None:
     assert Arm.PATCHED.value == "patched" and FLAG.startswith("--")
+
+
+def test_a_terminal_shows_what_comes_in_while_it_comes(host: Host) -> None:
+    """A server that behaves, slowly enough for the live line, on a real terminal."""
+    work = WORK.replace("output_len = 8", "output_len = 100").replace("prompts = 8", "prompts = 4")
+    command = [*words("nothing", "both", 40), "{set_args}"]
+    profile = host.profile(GOOD, command=command, workloads=work, verify="max_time = 12")
+    master, slave = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sm120patch", "apply", "fusion", "--profile", str(profile),
+             *host.options],
+            stdin=slave, stdout=slave, stderr=slave, cwd=host.root,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(CHECKOUT)},
+        )  # fmt: skip
+        os.close(slave)
+        shown = read_all(master)
+        assert process.wait(timeout=60) == 8, shown
+    finally:
+        os.close(master)
+    live = [part for part in shown.split("\r\x1b[K") if "tok/s for" in part]
+    assert any(re.match(r"\[1/\d+\] baseline: w [\w/ ]+: \d+\.\d tok/s for \d s", x) for x in live)
+
+
+def read_all(master: int) -> str:
+    text = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the other side is closed
+            part = b""
+        if not part:
+            return text.decode("utf-8", "replace")
+        text += part
