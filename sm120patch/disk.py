@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sm120patch.errors import ConflictError
 from sm120patch.relpath import fault
+from sm120patch.signals import held_back
 from sm120patch.values import dataclass
 
 TEMP_PREFIX = ".sm120patch-"
@@ -135,11 +136,8 @@ def status(place: Spot) -> os.stat_result:
 
 def sync_directory(directory: Path) -> None:
     """Make renames and unlinks inside `directory` durable."""
-    fd = os.open(directory, _DIRECTORY)
-    try:
+    with _opened(directory) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def temp_name(name: str, tag: str, suffix: str = TEMP_SUFFIX) -> str:
@@ -238,9 +236,11 @@ def remove(place: Spot) -> bool:
 
 
 def write_file(path: Path, data: bytes, tag: str = "w", mode: int = 0o644) -> None:
-    """Replace `path` (a file of our own, such as the journal) durably in one call."""
-    directory = os.open(path.parent, _DIRECTORY)
-    try:
+    """Replace `path` (a file of our own, such as the journal) durably in one call.
+
+    ^C and termination wait until it has ended: it leaves no temporary file.
+    """
+    with held_back(), _opened(path.parent) as directory:
         temporary = Spot(directory, temp_name(path.name, tag), path)
         stage(temporary, data, mode=mode)
         try:
@@ -249,8 +249,15 @@ def write_file(path: Path, data: bytes, tag: str = "w", mode: int = 0o644) -> No
             remove(temporary)
             raise
         os.fsync(directory)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        yield fd
     finally:
-        os.close(directory)
+        os.close(fd)
 
 
 def make_directory(path: Path, mode: int = 0o755) -> None:

@@ -143,10 +143,13 @@ class Judge:
         if after.code != 0:
             return f"status fails after recover: {after.code}: {after.out}{after.err}"
         content = self.world.content()
-        side = "old" if content == self.old else "new" if content == self.new else None
-        if side is None:
+        states = states_of(after)
+        sides = [s for s, c in (("old", self.old), ("new", self.new)) if c == content]
+        if not sides:
             return "mixture of contents"
-        return self._faults(side, states_of(after)) or side
+        # A rejection ends on the content that it began with; the ledger tells them apart.
+        side = "new" if len(sides) == 2 and states == self.new_states else sides[0]
+        return self._faults(side, states) or side
 
     def _faults(self, side: str, states: dict[str, str]) -> str:
         wanted, build = (

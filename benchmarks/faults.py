@@ -1,0 +1,340 @@
+"""Kill, lose, fail and interrupt every file-system call of a change; write benchmarks/faults.md.
+
+    python benchmarks/faults.py [--every KILL,POWER,OTHER] [--peers DIR]
+
+Needs a C compiler, the development extra, and for the peers `patch`, `git` and what is found on
+PATH or in DIR/bin (quilt, p12y, socket-patch). --every 1,1,1, the default, takes every call and
+needs an hour or two; 2,3,7 takes every second call to kill, every third to lose power, every
+seventh for the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.catalogue import A_TEXT, B_TEXT, KERNEL, KERNEL_TEXT, A, B  # noqa: E402
+from tests.support.environments import create_venv, install_fake  # noqa: E402
+from tests.support.faults import seam as seams  # noqa: E402
+from tests.support.faults.matrix import (  # noqa: E402
+    Trial,
+    failing_everywhere,
+    interrupted_everywhere,
+    killed_everywhere,
+    lost_everywhere,
+    outcomes,
+)
+from tests.support.faults.rejecting import REJECT, STAND_IN, write_profile  # noqa: E402
+from tests.support.faults.world import APPLY, RECOVER, REVERT, Judge, World  # noqa: E402
+
+DOCUMENT = ROOT / "benchmarks" / "faults.md"
+Found = Iterator[tuple[str, str]]
+FAULTS: Mapping[str, Callable[[Trial, Judge, int], Found]] = {
+    "SIGKILL before every call, and within every write": killed_everywhere,
+    "power lost after every call": lambda t, j, step: lost_everywhere(t, j, 2, step),
+    "one call fails: EIO": lambda t, j, s: failing_everywhere(t, j, errno.EIO, step=s),
+    "one call fails: EACCES": lambda t, j, s: failing_everywhere(t, j, errno.EACCES, step=s),
+    "one call fails: ESTALE (NFS)": lambda t, j, s: failing_everywhere(t, j, errno.ESTALE, step=s),
+    "this call and all later ones fail: ENOSPC": lambda t, j, s: failing_everywhere(
+        t, j, errno.ENOSPC, seams.FAIL_FROM, s
+    ),
+    "this call and all later ones fail: EDQUOT": lambda t, j, s: failing_everywhere(
+        t, j, errno.EDQUOT, seams.FAIL_FROM, s
+    ),
+    "SIGINT at every call": lambda t, j, s: interrupted_everywhere(t, j, signal.SIGINT, s),
+    "SIGTERM at every call": lambda t, j, s: interrupted_everywhere(t, j, signal.SIGTERM, s),
+}
+
+
+def trials(root: Path) -> Iterator[tuple[str, World, Callable[[seams.Seam], Trial]]]:
+    """Name, prepared world and trial of each command."""
+    world = _world(root / "apply")
+    yield "apply --no-verify", world, lambda seam: Trial(world, seam, APPLY)
+    patched = _world(root / "revert", APPLY)
+    yield "revert --all", patched, lambda seam: Trial(patched, seam, REVERT)
+    measured = _world(root / "reject")
+    profile = str(write_profile(root / "profile.toml"))
+    yield (
+        "apply, rejected after A B B A",
+        measured,
+        lambda seam: Trial(measured, seam, (*REJECT, profile), STAND_IN),
+    )
+    broken = _world(root / "recover")
+    yield "recover of a killed apply", broken, lambda seam: _recovering(broken, seam)
+
+
+def _world(root: Path, *before: tuple[str, ...]) -> World:
+    """A world with a home of its own: build caches lie below it."""
+    (root / "home").mkdir(parents=True)
+    os.environ["HOME"] = str(root / "home")
+    return World(root, *before)
+
+
+def _recovering(world: World, seam: seams.Seam) -> Trial:
+    """Recover an apply that was killed between its two files."""
+    first = Trial(world, seam, APPLY)
+    first.judge()
+    at = [c.number for c in first.calls if c.op == "rename" and c.other.endswith("kernel.cuh")]
+    first.again()
+    seam.run(*APPLY, *world.options, at=at[0] + 1, action=seams.KILL)
+    content = world.content()
+    world.seal()
+    assert content == world.old
+    return Trial(world, seam, RECOVER)
+
+
+def table(steps: list[int], only: str | None) -> list[str]:
+    lines = [
+        "| command | calls | fault | at every | trials | ended old | ended new | anything else |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, world, make in trials(Path(scratch)):
+            if only and only not in name:
+                continue
+            with seams.seam(world.prefix, world.workspace) as seam:
+                trial = make(seam)
+                judged = trial.judge()
+                for number, (fault, run) in enumerate(FAULTS.items()):
+                    step = steps[min(number, 2)]
+                    if (
+                        name.startswith("recover")
+                        and fault.startswith("SIG")
+                        and "KILL" not in fault
+                    ):
+                        continue  # ^C leaves it to the next recover, which is what it says
+                    counted = outcomes(run(trial, judged, step))
+                    lines.append(_row(name, trial, fault, step, counted))
+                    print(lines[-1], flush=True)
+    return lines
+
+
+def _row(name: str, trial: Trial, fault: str, step: int, counted: Counter[str]) -> str:
+    other = sum(n for outcome, n in counted.items() if outcome not in ("old", "new"))
+    for outcome, number in counted.items():
+        if outcome not in ("old", "new"):
+            print(f"  {number} x {outcome}", file=sys.stderr)
+    calls, total = len(trial.calls), sum(counted.values())
+    cells = [name, calls, fault, step, total, counted["old"], counted["new"], other]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+# --- peers ---------------------------------------------------------------------------------------
+
+CONTENTS = {A: A_TEXT, B: B_TEXT, KERNEL: KERNEL_TEXT}
+PATCHED = {
+    A: A_TEXT.replace("line_3 = 3\n", "line_3 = 'one'\n"),
+    B: B_TEXT.replace("upstream", "extra"),
+    KERNEL: KERNEL_TEXT.replace("ARCH < 1200", "ARCH < 9999"),
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    prepare: Callable[[Path], None]
+    """Adds what the peer needs to a project directory with `.venv`."""
+    command: Callable[[Path], list[str]]
+    where: str = ".venv/site"
+
+
+def _diff(paths: list[str]) -> str:
+    from sm120patch.unified import make_diff
+
+    return "".join(make_diff(p, CONTENTS[p].encode(), PATCHED[p].encode()) for p in paths)
+
+
+def _patch_file(project: Path) -> None:
+    (project / "all.patch").write_text(_diff(sorted(CONTENTS)))
+
+
+def _quilt(project: Path) -> None:
+    (project / ".venv" / "site" / "patches").mkdir()
+    (project / ".venv" / "site" / "patches" / "all.patch").write_text(_diff(sorted(CONTENTS)))
+    (project / ".venv" / "site" / "patches" / "series").write_text("all.patch\n")
+
+
+def _p12y(project: Path) -> None:
+    (project / "patches").mkdir()
+    (project / "patches" / "sglang+1.0.patch").write_text(_diff([A, B]))
+    (project / "patches" / "flashinfer-python+1.0.patch").write_text(_diff([KERNEL]))
+
+
+def _blob(data: bytes) -> str:
+    return hashlib.sha256(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _socket(project: Path) -> None:
+    (project / ".socket" / "blobs").mkdir(parents=True)
+    patches = {}
+    for purl, paths in (("sglang", [A, B]), ("flashinfer-python", [KERNEL])):
+        files = {}
+        for path in paths:
+            before, after = CONTENTS[path].encode(), PATCHED[path].encode()
+            files[path] = {"beforeHash": _blob(before), "afterHash": _blob(after)}
+            for data in (before, after):
+                (project / ".socket" / "blobs" / _blob(data)).write_bytes(data)
+        patches[f"pkg:pypi/{purl}@1.0"] = {
+            "uuid": "5cac955f-eab1-4d29-8f4f-c408a6cc9647", "exportedAt": "2026-01-01T00:00:00Z",
+            "files": files, "vulnerabilities": {}, "description": "", "license": "MIT",
+            "tier": "free",
+        }  # fmt: skip
+    (project / ".socket" / "manifest.json").write_text(json.dumps({"patches": patches}))
+
+
+PEERS = (
+    Peer("patch", _patch_file, lambda p: ["patch", "-p1", "-N", "-i", str(p / "all.patch")]),
+    Peer("git", _patch_file, lambda p: ["git", "apply", str(p / "all.patch")]),
+    Peer("quilt", _quilt, lambda _p: ["quilt", "push", "-a"]),
+    Peer("p12y", _p12y, lambda p: ["p12y", "apply", "-e", str(p / ".venv")], "."),
+    Peer(
+        "socket-patch",
+        _socket,
+        lambda p: ["socket-patch", "apply", "--offline", "--strict", "--cwd", str(p)],
+        ".",
+    ),
+)
+MISSING = "not installed where this was measured"
+
+
+def peers_table() -> list[str]:
+    lines = [
+        (
+            "| tool | kill points | left old | left new | left mixed | left empty or torn"
+            " | again: new | says done, and it is not | litter at the end |"
+        ),
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for peer in PEERS:
+        if shutil.which(peer.name) is None:
+            lines.append(f"| {peer.name} | {MISSING} | | | | | | | |")
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                lines.append(_peer(peer, Path(scratch)))
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _project(peer: Peer, root: Path) -> Path:
+    project = root / "project"
+    shutil.rmtree(project, ignore_errors=True)
+    project.mkdir()
+    site = create_venv(project / ".venv")
+    install_fake(site, "sglang", "1.0", {p: CONTENTS[p].encode() for p in (A, B)})
+    install_fake(site, "flashinfer-python", "1.0", {KERNEL: KERNEL_TEXT.encode()})
+    (project / ".venv" / "site").symlink_to(site.relative_to(project / ".venv"))
+    peer.prepare(project)
+    return project
+
+
+def _peer(peer: Peer, root: Path) -> str:
+    states: Counter[str] = Counter()
+    points = 0
+    while True:
+        project = _project(peer, root)
+        if not _killed(peer, project, points + 1):
+            break
+        points += 1
+        states[_state(project)] += 1
+        again = subprocess.run(
+            peer.command(project), cwd=project / peer.where, capture_output=True, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        now = _state(project)
+        states["again"] += now == "new"
+        states["lie"] += again.returncode == 0 and now != "new"
+        states["litter"] += bool(_litter(project))
+    if _state(project) != "new":
+        return f"| {peer.name} | did not patch this environment | | | | | | | |"
+    cells = [points, *(states[k] for k in ("old", "new", "mixed", "torn", "again", "lie"))]
+    return f"| {peer.name} | " + " | ".join(map(str, [*cells, states["litter"]])) + " |"
+
+
+def _killed(peer: Peer, project: Path, at: int) -> bool:
+    counter = project.parent / "counter"
+    counter.write_bytes(b"\0" * 8)
+    site = (project / ".venv" / "site").resolve()
+    environ = {
+        **os.environ, "LD_PRELOAD": str(seams.library()), "SEAM_COUNTER": str(counter),
+        "SEAM_ROOT": str(site), "SEAM_AT": str(at),
+    }  # fmt: skip
+    done = subprocess.run(
+        peer.command(project), cwd=project / peer.where, env=environ, capture_output=True,
+        check=False, stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    return done.returncode == -signal.SIGKILL
+
+
+def _state(project: Path) -> str:
+    site, seen = project / ".venv" / "site", set()
+    for path, old in CONTENTS.items():
+        file = site / path
+        data = file.read_bytes().decode() if file.exists() else ""
+        seen.add("old" if data == old else "new" if data == PATCHED[path] else "torn")
+    return "torn" if "torn" in seen else seen.pop() if len(seen) == 1 else "mixed"
+
+
+def _litter(project: Path) -> list[Path]:
+    site = (project / ".venv" / "site").resolve()
+    known = {site / path for path in CONTENTS}
+    return [
+        p for p in site.rglob("*")
+        if p.is_file() and p not in known and "dist-info" not in str(p)
+        and not {"patches", ".pc", "__pycache__"} & set(p.relative_to(site).parts)
+    ]  # fmt: skip
+
+
+HEAD = """\
+# What a fault leaves behind
+
+Made by `python benchmarks/faults.py`. Two packages, two files of them and a FlashInfer build that
+depends on one; the real commands in real processes. A library that is loaded before libc numbers
+every call that changes something below the environment or the build cache, SQLite's included.
+After each fault the next commands are run (`status`, `recover`), and the environment counts as old
+or new only if every file, the ledger, the live build and the bytecode belong to that side, no
+temporary file is left, and the command said nothing else than what is so.
+
+"Power lost" replays the calls over a model of the disk in which nothing survives that was not
+synced, no name and no byte: every beginning of the rest, all of it, none, and random selections;
+equal disks count once. In the rejected `apply` the servers are a stand-in; the swaps, the evidence
+and the ledger are real.
+"""
+PEERS_HEAD = """\
+## The same kill, other tools
+
+Three files of two packages, one command; the whole process group is killed before every call that
+changes something below site-packages. "Left" is what a reader finds until somebody runs a command.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--every", default="1,1,1", help="which calls to take, see above")
+    parser.add_argument("--only", help="commands whose name holds this text; nothing is written")
+    parser.add_argument("--peers", type=Path, help="directory whose bin/ holds further peers")
+    arguments = parser.parse_args()
+    if arguments.peers:
+        os.environ["PATH"] += os.pathsep + str((arguments.peers / "bin").absolute())
+    steps = [int(word) for word in arguments.every.split(",")]
+    own = table(steps, arguments.only)
+    if not arguments.only:
+        DOCUMENT.write_text("\n".join([HEAD, *own, "", PEERS_HEAD, *peers_table(), ""]))
+
+
+if __name__ == "__main__":
+    main()
