@@ -59,14 +59,18 @@ def judge(
     versions: Mapping[str, str],
     checks: Sequence[Check],
     traps: Mapping[str, Sequence[str]],
+    tp: int | None = None,
 ) -> tuple[SetOutlook, ...]:
     """Outlook of every set. `traps`: set -> prebuilt modules that would win over its sources.
 
-    `capability` is the one named by the user, which stands in for GPUs that are not there.
+    `capability` is the one named by the user, which stands in for GPUs that are not there. `tp` is
+    the tensor parallel size of the server that is looked at; without one all GPUs are taken.
     """
     states = {status.id: status for status in statuses}
     problems = [c for c in checks if c.id in NEEDS_BUILD and c.status is Status.PROBLEM]
-    judges = _Judge(host, capability, versions, problems)
+    # How it will serve nobody may have said: most use all their GPUs.
+    place = Place(host.topology, tp or len(host.gpus) or None)
+    judges = _Judge(host, place, capability, versions, problems)
     return tuple(
         judges.outlook(catalogue, catalogue.get(name), states[name], traps.get(name, ()))
         for name in catalogue.ids
@@ -77,6 +81,7 @@ def judge(
 @dataclass(frozen=True)
 class _Judge:
     host: Host
+    place: Place
     capability: str | None
     versions: Mapping[str, str]
     problems: Sequence[Check]
@@ -93,8 +98,7 @@ class _Judge:
         return SetOutlook(patch_set.id, outlook, status.label, tuple(reasons), known)
 
     def _is_like(self, known: KnownResult) -> bool:
-        # How it will serve nobody has said: most use all their GPUs.
-        return fits(known, Place(self.host.topology, len(self.host.gpus) or None))
+        return fits(known, self.place)
 
     def _decide(
         self, catalogue: Catalogue, patch_set: PatchSet, status: SetStatus, traps: Sequence[str]

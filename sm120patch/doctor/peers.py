@@ -48,7 +48,9 @@ def _p2p(topology: Topology) -> Check:
         return Check(
             "p2p", Status.UNKNOWN, "the driver does not say whether peers reach", facts=facts
         )
-    text = f"the driver grants peer access ({total} pairs); that does not prove correct data"
+    text = (
+        f"the driver grants peer access to every pair ({total}); that does not prove correct data"
+    )
     return Check("p2p", Status.OK, text, None, facts)
 
 

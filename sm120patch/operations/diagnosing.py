@@ -18,6 +18,7 @@ from sm120patch.doctor.gathering import Source, gather
 from sm120patch.doctor.outlook import SetOutlook, judge
 from sm120patch.doctor.readings import Readings
 from sm120patch.host.toolkit import ArchRules, arch_rules
+from sm120patch.known import tp_of
 from sm120patch.model import Changed, Variant
 from sm120patch.operations import inspecting
 from sm120patch.operations.site import Site
@@ -87,6 +88,7 @@ def diagnose(question: Question, source: Source, environ: Mapping[str, str]) -> 
             site.versions,
             checks,
             _traps(site, serving),
+            _tp(settings),
         )
     return Diagnosis(
         readings=readings,
@@ -114,6 +116,11 @@ def _profile(question: Question, environ: Mapping[str, str]) -> Setting | None:
         if value is not None:
             env.setdefault(name, value)
     return Setting(f"profile {path}", read.server.command, env)
+
+
+def _tp(settings: list[Setting]) -> int | None:
+    """Largest tensor parallel size that a profile or a running server names."""
+    return max(filter(None, (tp_of(setting.args) for setting in settings)), default=None)
 
 
 def _places(environ: Mapping[str, str], site: Site | None) -> dict[str, str]:

@@ -19,13 +19,14 @@ from tests.support.place import (
     Place,
     refused,
     reinstall,
+    slow,
     uninstall,
 )
 
 STACKED = A_WITH_ONE.replace("line_30 = 30\n", "line_30 = 'two'\n")
 
 
-@pytest.mark.parametrize("label", ["replace sglang/a.py", "replace flashinfer"])
+@pytest.mark.parametrize("label", ["replace sglang/a.py", slow("replace flashinfer")])
 def test_case_29_killed_between_two_files(label: str, place: Place) -> None:
     words = ("apply", "bundle", "--no-verify", "--allow-running", *place.options)
     dry = run_killed_at(0, *words)
@@ -84,7 +85,7 @@ def test_case_34_a_foreign_edit_after_the_apply(place: Place) -> None:
     assert place.read(A) == mine, "nobody's edit is thrown away"
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.5", "2.0"])
+@pytest.mark.parametrize("version", ["1.0", slow("1.5"), "2.0"])
 def test_case_35_pip_installs_over_a_patch(version: str, place: Place) -> None:
     place.stage("one")
     reinstall(place, version)

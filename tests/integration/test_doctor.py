@@ -545,3 +545,25 @@ def test_every_check_and_outlook_is_documented(tmp_path: Path) -> None:
     assert documented == made | {o.value for o in Outlook}
     seen = {c.id for name in CONSTRUCTED for c in diagnose(host(name, tmp_path / name)).checks}
     assert seen <= documented
+
+
+def test_the_size_of_the_server_decides_which_published_results_count(tmp_path: Path) -> None:
+    environment(tmp_path / "env")
+    eight = host("8-gpus-two-sockets", tmp_path / "host")
+    whole = diagnose(eight, prefix=tmp_path / "env")
+    assert outlook(whole, "allreduce-fusion").outlook is Outlook.WORKS
+    profile = write_profile(tmp_path / "p.toml", "--tp", "4")
+    half = diagnose(eight, prefix=tmp_path / "env", profile=profile)
+    assert outlook(half, "allreduce-fusion").outlook is Outlook.HARMFUL
+    assert outlook(half, "allreduce-fusion").known[0].topology == "4 GPUs, PCIe only"
+
+
+def test_the_documented_keys_are_those_of_the_answer(tmp_path: Path) -> None:
+    environment(tmp_path / "env", "0.5.21", "0.6.18")
+    ran = run("doctor", "--env", tmp_path / "env", "--output", "json", SGLANG_UNHEARD="1")
+    prose = (Path(__file__).resolve().parents[2] / "docs/json.md").read_text()
+    sentence = re.search(r"In `doctor` a check has (.*?); their words", prose, re.DOTALL)
+    assert sentence is not None
+    for part, kind in zip(sentence[1].split(", a "), ("checks", "sets", "flags"), strict=True):
+        keys = set(re.findall(r"`([a-z_]+)`", part))
+        assert {frozenset(item) for item in ran.result[kind]} == {frozenset(keys)}, kind
