@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 
@@ -183,7 +184,11 @@ def _memory(readings: Readings) -> Check:
     jobs = readings.environ.get("MAX_JOBS", "")
     # Without MAX_JOBS it is ninja that decides: two more than there are processors.
     cpus = answer.get("cpus")
-    asked = int(jobs) if jobs.isdigit() else (cpus + 2 if isinstance(cpus, int) else None)
+    asked = (
+        int(jobs)
+        if re.fullmatch("[0-9]{1,6}", jobs)
+        else (cpus + 2 if isinstance(cpus, int) else None)
+    )
     fit = room // JOB_BYTES
     facts = {"available_bytes": room, "job_bytes": JOB_BYTES, "jobs": asked, "jobs_that_fit": fit}
     text = f"{_size(room)} of memory: room for {fit} compile jobs of {_size(JOB_BYTES)}"

@@ -99,7 +99,7 @@ def _slot(index: int, answer: Answer, nvml: Mapping[str, int]) -> Slot:
         gpu=index,
         address=first.get("address", ""),
         root=answer.get("root"),
-        node=int(node) if isinstance(node, str) and node.isdigit() else None,
+        node=_number(node or ""),
         generation=generation(first.get("current_link_speed", "")) or nvml.get("generation"),
         width=_width(first.get("current_link_width", "")) or nvml.get("width"),
         able_generation=generation(first.get("max_link_speed", "")) or nvml.get("max_generation"),
@@ -118,7 +118,12 @@ def generation(speed: str) -> int | None:
 
 def _width(text: str) -> int | None:
     # 0 and 255 stand for "no link" in drivers that do not know.
-    return int(text) if text.isdigit() and 0 < int(text) <= 32 else None
+    number = _number(text)
+    return number if number is not None and 0 < number <= 32 else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else None
 
 
 def _ancestor(one: Answer, other: Answer) -> tuple[str, bool | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -132,7 +133,7 @@ def _group_room(root: Path) -> int | None:
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             words = (_text(place / limit), _text(place / used))
-            if all(word.isdigit() for word in words):
+            if all(re.fullmatch("[0-9]{1,19}", word) for word in words):
                 rooms.append(int(words[0]) - int(words[1]))
     return min(rooms, default=None)
 
