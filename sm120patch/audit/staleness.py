@@ -102,7 +102,7 @@ def _compared(tree: Tree, root: str, found: Iterable[Suspect]) -> set[str]:
     wanted = sorted({s.source for s in found if _same_python(s.cached)})
     if not wanted or not tree.is_host:
         return set()
-    from sm120patch.environment.interpreter import ask
+    from sm120patch.environment.asking import ask
 
     answer = ask(Path(sys.executable), [], [(root, path) for path in wanted])
     return {str(facts["stale"]) for facts in answer["files"] if facts.get("stale")}

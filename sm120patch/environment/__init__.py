@@ -5,11 +5,13 @@ Reads disk only, except `writable`. Nothing of the target is imported into this 
 
 from __future__ import annotations
 
+from sm120patch.environment.asking import Interpreter
 from sm120patch.environment.editable import Checkout, NoCheckout
 from sm120patch.environment.installation import (
     Environment,
     Installation,
     discover,
+    start,
     verify_records,
 )
 from sm120patch.environment.interpreter import locate
@@ -21,12 +23,14 @@ __all__ = [
     "Difference",
     "Environment",
     "Installation",
+    "Interpreter",
     "NoCheckout",
     "Record",
     "RecordTable",
     "discover",
     "locate",
     "read_back",
+    "start",
     "take_snapshot",
     "verify_records",
     "writable",

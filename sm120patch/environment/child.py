@@ -1,20 +1,21 @@
 """Answers from inside a Python environment what it would import, and which bytes.
 
-Runs as `EXE -I -c <this text>` in the *target* interpreter, so it uses the standard library only
-and imports none of the packages it is asked about. Reads disk only.
+Runs as `EXE -I -c <this text> PACKAGE...` in the *target* interpreter, so it uses the standard
+library only and imports none of the packages it is asked about. Reads disk only.
+
+It answers at once where the packages would come from. Then it waits: whoever started it may ask
+about files, with `inspection` as the means, and gets a second answer, or closes the pipe and lets
+it go. Every start of an interpreter counts: what only some questions need comes with them, and
+JSON is written by hand, since the modules for it cost as much as the interpreter itself.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import os
 import sys
-import sysconfig
-from importlib.machinery import PathFinder, SourceFileLoader
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # What only some questions need is imported where it is: every start counts.
-    from pathlib import Path
+if TYPE_CHECKING:
     from typing import Any
 
 BEGIN = "<<<sm120patch "
@@ -25,7 +26,7 @@ END = " sm120patch>>>"
 def find(package: str) -> dict[str, Any]:
     """Say where a top-level package would come from, without importing it."""
     try:
-        spec = importlib.util.find_spec(package)
+        spec = _spec(package)
     except Exception as error:  # an import hook of the environment may raise anything
         return {"error": f"{type(error).__name__}: {error}"}
     if spec is None:
@@ -37,9 +38,22 @@ def find(package: str) -> dict[str, Any]:
     }
 
 
+def _spec(package: str) -> Any:
+    """Do what `importlib.util.find_spec` does for a top-level name."""
+    if package in sys.modules:
+        return sys.modules[package].__spec__
+    for finder in sys.meta_path:
+        search = getattr(finder, "find_spec", None)
+        spec = None if search is None else search(package, None, None)
+        if spec is not None:
+            return spec
+    return None
+
+
 def describe(packages: list[str]) -> dict[str, Any]:
     """Facts about the interpreter and where each of `packages` would come from."""
     import site
+    import sysconfig
 
     paths = sysconfig.get_paths()
     return {
@@ -54,84 +68,80 @@ def describe(packages: list[str]) -> dict[str, Any]:
     }
 
 
-def stale_bytecode(path: Path, source: bytes) -> str | None:
-    """Name the cached bytecode that would be run in place of `source`, if there is any.
+def origins() -> dict[str, tuple[int, ...]]:
+    """Everything that decided how this interpreter started, with what tells a change of it.
 
-    A `.pyc` that Python would reject anyway (other magic, time or size) is harmless. One that it
-    would accept is compared with freshly compiled code: a file replaced within one second by one
-    of the same size, or an unchecked-hash `.pyc`, keeps old code alive.
+    The executable, `pyvenv.cfg`, the directories of `sys.path` (a name that comes or goes changes
+    them), the `.pth` files, and every source that start-up ran.
     """
-    import marshal
-    from pathlib import Path
-
-    for level, optimization in ((0, ""), (1, 1), (2, 2)):
-        cached = Path(importlib.util.cache_from_source(str(path), optimization=optimization))
+    names = {sys.executable, f"{sys.prefix}/pyvenv.cfg", *sys.path}
+    for directory in sys.path:
+        if directory.endswith("-packages"):
+            try:
+                entries = os.listdir(directory)
+            except OSError:
+                continue
+            names |= {f"{directory}/{name}" for name in entries if name.endswith(".pth")}
+    names |= {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    found: dict[str, tuple[int, ...]] = {}
+    for name in names:
         try:
-            data = cached.read_bytes()
+            status = os.stat(name)
         except OSError:
             continue
-        if not would_be_used(data, path, source):
-            continue
-        fresh = compile(source, str(path), "exec", dont_inherit=True, optimize=level)
-        try:
-            same = marshal.loads(data[16:]) == fresh
-        except (EOFError, TypeError, ValueError):
-            same = False
-        if not same:
-            return str(cached)
-    return None
+        found[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return found
 
 
-def would_be_used(data: bytes, path: Path, source: bytes) -> bool:
-    """Apply CPython's own acceptance rule for a `.pyc` (PEP 552) to these bytes."""
-    if len(data) < 16 or data[:4] != importlib.util.MAGIC_NUMBER:
-        return False
-    flags = int.from_bytes(data[4:8], "little")
-    if flags & 0b1:
-        checked = bool(flags & 0b10)
-        return not checked or data[8:16] == importlib.util.source_hash(source)
-    mtime = int(path.stat().st_mtime) & 0xFFFFFFFF
-    return data[8:16] == mtime.to_bytes(4, "little") + (len(source) & 0xFFFFFFFF).to_bytes(
-        4, "little"
-    )
+def text(value: object) -> str:
+    """Write JSON: objects, lists, texts, true and false, null."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{text(key)}: {text(inner)}" for key, inner in value.items())
+        return "{" + inside + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(text, value)) + "]"
+    if isinstance(value, str):
+        return '"' + "".join(map(_character, value)) + '"'
+    return {True: "true", False: "false", None: "null"}[value]  # type: ignore[index]
 
 
-def inspect(root: str, relative: str) -> dict[str, Any]:
-    """Digest of a file below the import root, and what would be run in its place."""
-    import hashlib
-    from pathlib import Path
+def _character(one: str) -> str:
+    number = ord(one)
+    if number > 0xFFFF:
+        return _character(chr(0xD7C0 + (number >> 10))) + _character(chr(0xDC00 + (number & 0x3FF)))
+    return one if 32 <= number < 127 and one not in '"\\' else f"\\u{number:04x}"
 
-    path = Path(root) / relative
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        return {"error": str(error)}
-    facts: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
-    if path.suffix != ".py":
-        return facts
-    if path.stem != "__init__":
-        spec = PathFinder.find_spec(path.stem, [str(path.parent)])
-        # A package directory or an extension module of the same name wins over the source.
-        if (
-            spec is None
-            or not isinstance(spec.loader, SourceFileLoader)
-            or spec.origin != str(path)
-        ):
-            facts["shadowed_by"] = "nothing" if spec is None else str(spec.origin)
-    try:
-        facts["stale"] = stale_bytecode(path, data)
-    except (SyntaxError, ValueError) as error:
-        facts["error"] = f"does not compile: {error}"
-    return facts
+
+def say(facts: dict[str, Any]) -> None:
+    """Write one answer."""
+    sys.stdout.write(BEGIN + text(facts) + END)
+    sys.stdout.flush()
 
 
 def main() -> None:
-    """Write one JSON object: `describe` of argv[1], plus `inspect` of the files named on stdin."""
-    facts = describe(json.loads(sys.argv[1]))
-    facts["files"] = [
-        inspect(root, relative) for root, relative in json.loads(sys.stdin.read() or "[]")
-    ]
-    sys.stdout.write(BEGIN + json.dumps(facts) + END)
+    """Answer `describe` of the arguments, then, if asked, what files hold.
+
+    The question: texts that each end in NUL, the source of `inspection`, the pycache prefix (or
+    nothing), then import root and relative path of every file. Without one, the end of the input
+    is the end.
+    """
+    packages = sys.argv[1:]
+    say(describe(packages))
+    seen = origins()
+    question = os.fsdecode(sys.stdin.buffer.read())
+    if question:
+        source, prefix, *words = question.split("\0")[:-1]
+        means: dict[str, Any] = {"__name__": "inspection"}
+        exec(source, means)
+        sys.pycache_prefix = prefix or None
+        sys.path_importer_cache.clear()
+        files = [means["inspect"](root, path) for root, path in zip(words[::2], words[1::2])]  # noqa: B905
+        found = {package: find(package) for package in packages}
+        # A file that is new changes the directory that it came into.
+        now = origins()
+        same = all(now.get(name) == facts for name, facts in seen.items())
+        say({"packages": found, "files": files, "as_started": same})
+    os._exit(0)  # nothing is left to be done, and the interpreter takes milliseconds to say so
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sm120patch.environment.asking import Interpreter
 from sm120patch.environment.editable import Checkout, NoCheckout, dirty_files, find_checkout
-from sm120patch.environment.interpreter import ask
 from sm120patch.environment.records import (
     Difference,
     Record,
@@ -83,13 +83,26 @@ class Environment:
     """Target -> why there is no installation of it."""
 
 
-def discover(python: Path, environ: Mapping[str, str] | None = None) -> Environment:
+def start(python: Path) -> Interpreter:
+    """Start the environment's interpreter for `discover`; other work can be done meanwhile."""
+    return Interpreter(python, sorted(IMPORT_NAMES.values()))
+
+
+def discover(
+    python: Path, environ: Mapping[str, str] | None = None, started: Interpreter | None = None
+) -> Environment:
     """Ask the interpreter what it would import, and read the metadata beside it.
 
     Isolated mode is used: PYTHONPATH, the user site and the working directory play no part.
-    `environ` is the environment of the serving user, for PYTHONPYCACHEPREFIX. Raises HostError.
+    `environ` is the environment of the serving user, for PYTHONPYCACHEPREFIX. `started` is kept
+    open; without it one is started and ends. Raises HostError.
     """
-    facts = ask(python, sorted(IMPORT_NAMES.values()))
+    interpreter = started or start(python)
+    try:
+        facts = interpreter.described()
+    finally:
+        if started is None:
+            interpreter.close()
     pycache = (environ or {}).get("PYTHONPYCACHEPREFIX")
     path = tuple(Path(entry) for entry in facts["path"])
     installations: dict[str, Installation] = {}

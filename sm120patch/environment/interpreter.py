@@ -1,20 +1,13 @@
-"""Finds the target's interpreter and asks it questions in a subprocess. Reads disk only."""
+"""Finds the interpreter of the environment that is meant. Reads disk only."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from sm120patch.environment import child
 from sm120patch.errors import HostError, UsageError
-
-PROBE_TIMEOUT = 60.0
-"""Seconds. Start-up files of large environments are slow on a cold disk, but do end."""
 
 _HINT = "name the environment that runs SGLang: --env PREFIX (or --python EXE)"
 
@@ -88,49 +81,3 @@ def _checked(path: Path, asked: str) -> Path:
             f"{asked}: {path} is not an executable file", hint=_HINT, code="no-interpreter"
         )
     return path
-
-
-def ask(
-    python: Path,
-    packages: Sequence[str],
-    files: Sequence[tuple[str, str]] = (),
-    pycache_prefix: Path | None = None,
-    timeout: float = PROBE_TIMEOUT,
-) -> Mapping[str, Any]:
-    """Run `child.py` in the target interpreter, isolated, and return its answer.
-
-    `files` are (import root, relative path) pairs to digest. Raises HostError when the interpreter
-    does not start, does not answer in time, or answers something else.
-    """
-    options = [] if pycache_prefix is None else ["-X", f"pycache_prefix={pycache_prefix}"]
-    code = Path(child.__file__).read_text(encoding="utf-8")
-    command = [str(python), "-I", *options, "-c", code, json.dumps(list(packages))]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(list(files)).encode(), capture_output=True, timeout=timeout
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HostError(
-            f"asking {python} what it imports: no answer within {timeout:.0f} s",
-            hint="start this interpreter by hand: a start-up file (.pth) of it may hang",
-        ) from error
-    except OSError as error:
-        raise HostError(f"cannot run {python}: {error.strerror}", hint=_HINT) from error
-    return _answer(python, done)
-
-
-def _answer(python: Path, done: subprocess.CompletedProcess[bytes]) -> Mapping[str, Any]:
-    output = done.stdout.decode("utf-8", "replace")
-    text = output.rpartition(child.BEGIN)[2].partition(child.END)[0]
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = None
-    if done.returncode == 0 and isinstance(answer, dict):
-        return answer
-    tail = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    said = f": {tail[0]}" if tail else " and no message"
-    raise HostError(
-        f"asking {python} what it imports: exit status {done.returncode}{said}",
-        hint="check that this is a working Python 3 interpreter",
-    )

@@ -6,13 +6,12 @@ Reads disk and asks the target's interpreter; writes nothing.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, Places
-from sm120patch.environment import Environment, discover, locate
+from sm120patch.environment import Environment, Interpreter, discover, locate, start
 from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
@@ -31,6 +30,8 @@ class Site:
     state: StateDirectory
     catalogue_fault: CatalogueError | None = None
     """Why `catalogue` is empty, where a command can do without one."""
+    interpreter: Interpreter | None = None
+    """The environment's interpreter, if it is still there to be asked about files."""
 
     @property
     def store(self) -> Store:
@@ -59,54 +60,36 @@ def open_site(
     catalogue: Path | Places | None = None,
     environ: Mapping[str, str] | None = None,
     tolerant: bool = False,
+    ask_again: bool = False,
 ) -> Site:
     """Find the environment that `--env`, `--python` or the active environment names.
 
     `tolerant`: a broken catalogue is noted instead of raised. What is on disk can be looked at,
-    recovered and taken off with the ledger alone.
+    recovered and taken off with the ledger alone. `ask_again`: keep the environment's interpreter
+    for the questions after a change.
     """
     variables = os.environ if environ is None else environ
     interpreter = locate(env, python, variables)
     refuse_strangers([interpreter], variables)
     # The other interpreter takes its time to start; the catalogue is read meanwhile.
-    asked = _Asked(interpreter, variables)
+    asked = start(interpreter)
     loaded: Catalogue | CatalogueError
     try:
         loaded = catalogues.load(catalogue)
     except CatalogueError as error:
         loaded = error
-    finally:
-        environment = asked.answer()
+    environment = discover(interpreter, variables, asked)
+    if not ask_again:
+        asked.close()
     roots = [i.root / i.package for i in environment.installations.values()]
     refuse_strangers([environment.prefix, *roots], variables)
     state = StateDirectory.of(environment.prefix)
+    kept = asked if ask_again else None
     if isinstance(loaded, Catalogue):
-        return Site(environment, loaded, state)
+        return Site(environment, loaded, state, interpreter=kept)
     if not tolerant:
         raise loaded
-    return Site(environment, Catalogue({}), state, loaded)
-
-
-class _Asked:
-    """`discover` in a thread of its own; what it raises is raised by `answer`."""
-
-    def __init__(self, python: Path, variables: Mapping[str, str]) -> None:
-        self._found: list[Environment | BaseException] = []
-        self._thread = threading.Thread(target=self._ask, args=(python, variables), daemon=True)
-        self._thread.start()
-
-    def _ask(self, python: Path, variables: Mapping[str, str]) -> None:
-        try:
-            self._found.append(discover(python, variables))
-        except BaseException as error:
-            self._found.append(error)
-
-    def answer(self) -> Environment:
-        self._thread.join()
-        found = self._found[0]
-        if isinstance(found, BaseException):
-            raise found
-        return found
+    return Site(environment, Catalogue({}), state, loaded, kept)
 
 
 def content_of(history: History, versions: Mapping[str, str]) -> str:

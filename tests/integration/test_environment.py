@@ -19,7 +19,7 @@ from sm120patch.environment import (
     verify_records,
     writable,
 )
-from sm120patch.environment.interpreter import ask
+from sm120patch.environment.asking import ask
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import ABSENT, Obstacle, sha256_hex
 from tests.support.environments import commit_all, create_venv, install_editable, install_fake

@@ -1,0 +1,176 @@
+"""A conversation with the target's interpreter: it says what it imports, then what files hold.
+
+Starts one process and reads its answers; reads disk only. `subprocess` would do it as well and
+costs a tenth of what `status` takes to import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sm120patch.environment import child
+from sm120patch.errors import HostError
+
+PROBE_TIMEOUT = 60.0
+"""Seconds. Start-up files of large environments are slow on a cold disk, but do end."""
+
+_BEGIN, _END = child.BEGIN.encode(), child.END.encode()
+
+
+class Interpreter:
+    """A running `child.py`. It ends by itself when it is closed, or when this process is gone."""
+
+    def __init__(
+        self, python: Path, packages: Sequence[str], timeout: float = PROBE_TIMEOUT
+    ) -> None:
+        """Start it, isolated, and do not wait. HostError when it cannot be run."""
+        self._fds: tuple[int, ...] = ()
+        self._python, self._timeout = python, timeout
+        self._deadline = time.monotonic() + timeout
+        self._output, self._errors = b"", b""
+        self._pid, self._fds = _start(python, packages)
+        self._described: Mapping[str, Any] | None = None
+
+    def described(self) -> Mapping[str, Any]:
+        """Return `child.describe`; HostError when there is no answer in time, or another one."""
+        if self._described is None:
+            self._described = self._answer()
+        return self._described
+
+    def inspected(
+        self, files: Sequence[tuple[str, str]], pycache_prefix: Path | None
+    ) -> Mapping[str, Any]:
+        """Ask about (import root, relative path) pairs, once; the conversation is over then.
+
+        `as_started` in the answer says whether an interpreter that starts now would start the
+        same: nothing that this one read then has changed since.
+        """
+        self.described()
+        program = Path(child.__file__).with_name("inspection.py").read_text(encoding="utf-8")
+        words = [program, str(pycache_prefix or ""), *(word for pair in files for word in pair)]
+        self._output, self._deadline = b"", time.monotonic() + self._timeout
+        self._send(os.fsencode("".join(f"{word}\0" for word in words)))
+        answer = self._answer()
+        self.close()
+        return answer
+
+    def close(self) -> None:
+        """Let it end, and wait until it has."""
+        if self._fds:
+            self._end()
+
+    __del__ = close
+
+    def _send(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._fds[0], data) :]
+        except BrokenPipeError:
+            pass  # what it said before it went is in its answer
+        os.close(self._fds[0])
+        self._fds = (-1, *self._fds[1:])
+
+    def _answer(self) -> Mapping[str, Any]:
+        try:
+            self._listen()
+        except BaseException:
+            os.kill(self._pid, signal.SIGKILL)
+            self._end()
+            raise
+        text = self._output.rpartition(_BEGIN)[2].partition(_END)[0]
+        try:
+            answer = json.loads(text) if _END in self._output else None
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict):
+            return answer
+        code = self._end()
+        tail = self._errors.decode("utf-8", "replace").strip().splitlines()[-1:]
+        said = f": {tail[0]}" if tail else " and no message"
+        raise HostError(
+            f"asking {self._python} what it imports: exit status {code}{said}",
+            hint="check that this is a working Python 3 interpreter",
+        )
+
+    def _listen(self) -> None:
+        """Read until an answer is complete, or nothing more can come."""
+        poll = select.poll()
+        for fd in self._fds[1:]:
+            poll.register(fd, select.POLLIN)
+        open_ends = len(self._fds) - 1
+        while open_ends and _END not in self._output:
+            ready = poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
+            if not ready:
+                raise HostError(
+                    f"asking {self._python} what it imports: no answer within"
+                    f" {self._timeout:.0f} s",
+                    hint="start this interpreter by hand: a start-up file (.pth) of it may hang",
+                )
+            for fd, _event in ready:
+                data = os.read(fd, 1 << 16)
+                if not data:
+                    poll.unregister(fd)
+                    open_ends -= 1
+                elif fd == self._fds[1]:
+                    self._output += data
+                else:
+                    self._errors += data
+
+    def _end(self) -> int:
+        for fd in self._fds:
+            if fd >= 0:
+                os.close(fd)
+        self._fds = ()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def _start(python: Path, packages: Sequence[str]) -> tuple[int, tuple[int, ...]]:
+    """Return its pid and our ends of its standard input, output and errors."""
+    program = Path(child.__file__).read_text(encoding="utf-8")
+    command = [str(python), "-I", "-c", program, *packages]
+    (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = (
+        os.pipe() for _ in range(3)
+    )
+    theirs = (theirs_in, theirs_out, theirs_err)
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
+    try:
+        pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsigmask=())
+    except OSError as error:
+        for fd in (ours_in, ours_out, ours_err):
+            os.close(fd)
+        raise HostError(
+            f"cannot run {python}: {error.strerror}",
+            hint="name the environment that runs SGLang: --env PREFIX (or --python EXE)",
+        ) from error
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    return pid, (ours_in, ours_out, ours_err)
+
+
+def ask(
+    python: Path,
+    packages: Sequence[str],
+    files: Sequence[tuple[str, str]] = (),
+    pycache_prefix: Path | None = None,
+    timeout: float = PROBE_TIMEOUT,
+) -> Mapping[str, Any]:
+    """Start an interpreter for one question: `child.describe`, with `files` what they hold too.
+
+    Raises HostError when it does not start, does not answer in time, or answers something else.
+    """
+    interpreter = Interpreter(python, packages, timeout)
+    try:
+        described = interpreter.described()
+        if not files:
+            return described
+        return {**described, **interpreter.inspected(files, pycache_prefix)}
+    finally:
+        interpreter.close()
