@@ -121,7 +121,10 @@ def build_findings(
         return
     ours = {f.path for f in package.files if f.state is FileState.OURS}
     root = Path(package.root)
-    patterns = flashinfer.expected_modules(root, changed)
+
+    def patterns() -> tuple[str, ...]:
+        return flashinfer.expected_modules(root, changed)
+
     for trap in flashinfer.traps(root, [Path(p) for p in path], patterns, {}):
         yield Finding(Kind.STALE_BUILD, TARGET, "-", trap)
     version = flashinfer.cache_version(root, package.version)

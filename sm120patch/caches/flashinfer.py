@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 
 from sm120patch.caches.builds import SHELF, Entry, plain_name
@@ -128,12 +129,16 @@ def expected_modules(root: Path, changed: Sequence[ChangedFile]) -> tuple[str, .
 
 
 def traps(
-    root: Path, path: Iterable[Path], modules: Sequence[str], environ: Mapping[str, str]
+    root: Path,
+    path: Iterable[Path],
+    modules: Callable[[], Sequence[str]],
+    environ: Mapping[str, str],
 ) -> list[str]:
     """Reasons why patched sources of `modules` (patterns) would never be compiled.
 
     `path` is the target's `sys.path`, `environ` the environment of the server. A prebuilt module
-    is loaded without a look at the sources.
+    is loaded without a look at the sources. `modules` is called only where there are any, since
+    telling which modules a change concerns takes a look at every source.
     """
     found = []
     if environ.get("FLASHINFER_DISABLE_JIT"):
@@ -141,6 +146,17 @@ def traps(
             f"FLASHINFER_DISABLE_JIT={environ['FLASHINFER_DISABLE_JIT']} is set: FlashInfer"
             " will not compile the patched sources"
         )
+    prebuilt = list(_prebuilt(root, path))
+    patterns = modules() if prebuilt else ()
+    return found + [
+        f"prebuilt module {library} is loaded instead of the patched sources"
+        for library in prebuilt
+        if any(fnmatchcase(library.stem, pattern) for pattern in patterns)
+    ]
+
+
+def _prebuilt(root: Path, path: Iterable[Path]) -> Iterator[Path]:
+    """Libraries of modules that FlashInfer would load without compiling anything."""
     homes = [root / "flashinfer" / "data" / "aot"]
     for directory in dict.fromkeys(path):
         for package in sorted(directory.glob("flashinfer_jit_cache*")):
@@ -148,10 +164,8 @@ def traps(
                 homes += [package, *sorted(child for child in package.iterdir() if child.is_dir())]
     for home in homes:
         for library in sorted(home.glob("*/*.so")):
-            name = library.stem
-            if library.parent.name == name and any(fnmatchcase(name, m) for m in modules):
-                found.append(f"prebuilt module {library} is loaded instead of the patched sources")
-    return found
+            if library.parent.name == library.stem:
+                yield library
 
 
 class _Scan:
@@ -163,9 +177,14 @@ class _Scan:
         self._wanted = {os.path.realpath(root / item.path): item.path for item in changed}
         self._wanted |= {os.fspath((root / item.path).absolute()): item.path for item in changed}
         self._suffixes = {f"/{item.path}": item.path for item in changed}
-        self._generated = _generated(root, changed)
+        self._changed = changed
         self._python = [item.path for item in changed if not _is_native(item.path)]
         self._graphs: dict[Path, IncludeGraph] = {}
+
+    @cached_property
+    def _generated(self) -> dict[str, str]:
+        # Parsing generators takes most of a scan, and where nothing was built nobody asks.
+        return _generated(self._root, self._changed)
 
     def collect(self, directory: Path, workspace: Path, evidence: dict[str, str]) -> str | None:
         """Add what one build depends on; return a file of another installation, if any."""

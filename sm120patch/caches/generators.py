@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 ANY = "*"
 """Pattern of a generator whose module name cannot be read from the source."""
 
 
-def changed_modules(versions: Sequence[bytes]) -> tuple[str, ...]:
+@lru_cache(maxsize=64)  # every scan of a transaction asks for the same files
+def changed_modules(versions: tuple[bytes, ...]) -> tuple[str, ...]:
     """Patterns of the modules whose generator differs between the versions of a file.
 
     A change in a generator function concerns its own modules. A change anywhere else in the file,

@@ -208,5 +208,8 @@ def traps(
     ]
     if installation is None or not changed:
         return []
-    modules = flashinfer.expected_modules(installation.root, changed)
+
+    def modules() -> tuple[str, ...]:
+        return flashinfer.expected_modules(installation.root, changed)
+
     return flashinfer.traps(installation.root, environment.path, modules, environ)

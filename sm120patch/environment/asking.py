@@ -35,7 +35,7 @@ class Interpreter:
         self._python, self._timeout = python, timeout
         self._deadline = time.monotonic() + timeout
         self._output, self._errors = b"", b""
-        self._pid, self._fds = _start(python, packages)
+        self.pid, self._fds = _start(python, packages)
         self._described: Mapping[str, Any] | None = None
 
     def described(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class Interpreter:
         try:
             self._listen()
         except BaseException:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             self._end()
             raise
         text = self._output.rpartition(_BEGIN)[2].partition(_END)[0]
@@ -128,7 +128,7 @@ class Interpreter:
             if fd >= 0:
                 os.close(fd)
         self._fds = ()
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def _start(python: Path, packages: Sequence[str]) -> tuple[int, tuple[int, ...]]:

@@ -55,17 +55,18 @@ class ServerProcess:
 
 
 def processes_using(
-    roots: Sequence[Path], prefix: Path, cache_dirs: Iterable[Path] = ()
+    roots: Sequence[Path],
+    prefix: Path,
+    cache_dirs: Iterable[Path] = (),
+    ours: Collection[int] = (),
 ) -> tuple[LiveProcess, ...]:
     """Name the processes that use an environment, its builds or a GPU, by pid.
 
     `roots` are package directories (`.../site-packages/sglang`), `prefix` the environment,
     `cache_dirs` JIT workspaces. Processes of other users are seen as far as /proc lets us. This
-    process and its ancestors are left out.
+    process, its ancestors and those of `ours` are left out.
     """
-    import psutil
-
-    ignored = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    ignored = {*_ancestry(os.getpid()), *ours}
     holders = _gpu_holders()
     places = {
         spelling: what
@@ -73,29 +74,71 @@ def processes_using(
         for path in paths
         for spelling in (f"{path.absolute()}/", f"{os.path.realpath(path)}/")
     }
+    wanted = [os.fsencode(place) for place in places]
     found = []
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        maps = _mapped_files(process.pid)
+    for pid in sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
+        maps, command = _proc(pid, "maps"), _proc(pid, "cmdline")
         # A container may have its own process with a number that the driver means elsewhere.
-        holds = holders.pop(process.pid, None) if _may_use_gpu(maps) else None
-        if process.pid in ignored:
+        holds = holders.pop(pid, None) if _may_use_gpu(maps) else None
+        if pid in ignored:
             continue
-        command = tuple(process.info["cmdline"] or ())
-        why = [_mapping(maps, places), _serving(process, command, maps, prefix), holds]
-        if reasons := [reason for reason in why if reason]:
-            found.append(
-                LiveProcess(
-                    process.pid,
-                    process.info["create_time"] or 0.0,
-                    redact_arguments(command),
-                    "; ".join(reasons),
-                )
-            )
+        # Few processes are worth a closer look.
+        if holds or b"sglang" in command or any(place in maps for place in wanted):
+            live = _live(pid, _words(command), _mapped(maps), places, prefix, holds)
+            found += [live] if live is not None else []
     outside = (
         LiveProcess(pid, 0.0, (), f"{holds}, not visible from here")
         for pid, holds in sorted(holders.items())
     )
     return (*found, *outside)
+
+
+def _live(
+    pid: int,
+    command: tuple[str, ...],
+    maps: Collection[str],
+    places: Mapping[str, str],
+    prefix: Path,
+    holds: str | None,
+) -> LiveProcess | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        started = process.create_time()
+    except psutil.Error:
+        return None  # gone meanwhile
+    why = [_mapping(maps, places), _serving(process, command, maps, prefix), holds]
+    reasons = [reason for reason in why if reason]
+    if not reasons:
+        return None
+    return LiveProcess(pid, started, redact_arguments(command), "; ".join(reasons))
+
+
+def _ancestry(pid: int) -> list[int]:
+    """The process and its ancestors, as far as they can be seen."""
+    found = []
+    while pid > 0 and pid not in found:
+        found.append(pid)
+        # The name of a process stands in brackets and may hold anything.
+        fields = _proc(pid, "stat").rpartition(b")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return found
+
+
+def _proc(pid: int, name: str) -> bytes:
+    """A file of /proc; empty when it may not be read or the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _words(command: bytes) -> tuple[str, ...]:
+    """Split what /proc says; a process that renamed itself leaves spaces between its words."""
+    text = os.fsdecode(command)
+    words = text.rstrip("\0").split("\0") if text.endswith("\0") else text.split(" ")
+    return tuple(words if len(words) > 1 else words[0].split(" ")) if text else ()
 
 
 def mapping_libraries(cache_dirs: Iterable[Path]) -> tuple[tuple[LiveProcess, str], ...]:
@@ -218,6 +261,8 @@ def _server(process: psutil.Process) -> ServerProcess:
 
 
 def _gpu_holders() -> dict[int, str]:
+    if not nvml.has_driver():
+        return {}
     gpus: dict[int, list[str]] = {}
     for index, pid, memory in nvml.facts()["processes"]:
         size = f" ({memory / 2**30:.1f} GiB)" if memory else ""
@@ -227,16 +272,16 @@ def _gpu_holders() -> dict[int, str]:
 
 def _mapped_files(pid: int) -> frozenset[str]:
     """Files that a process maps; empty when it may not be read or is gone."""
-    try:
-        data = Path(f"/proc/{pid}/maps").read_bytes()
-    except OSError:
-        return frozenset()
-    lines = data.decode("utf-8", "surrogateescape").splitlines()
+    return _mapped(_proc(pid, "maps"))
+
+
+def _mapped(maps: bytes) -> frozenset[str]:
+    lines = maps.decode("utf-8", "surrogateescape").splitlines()
     return frozenset(fields[5] for line in lines if len(fields := line.split(None, 5)) == 6)
 
 
-def _may_use_gpu(maps: Collection[str]) -> bool:
-    return not maps or any("/libcuda" in path or "/dev/nvidia" in path for path in maps)
+def _may_use_gpu(maps: bytes) -> bool:
+    return not maps or b"/libcuda" in maps or b"/dev/nvidia" in maps
 
 
 def _mapping(maps: Iterable[str], places: Mapping[str, str]) -> str | None:

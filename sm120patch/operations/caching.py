@@ -185,8 +185,11 @@ def _traps(site: Site, plan: Plan | None) -> list[str]:
         both = [site.store.get(s) for s in (file.pristine_sha256, file.current_sha256)]
         whole = tuple(data for data in both if data is not None)
         changed.append(flashinfer.ChangedFile(file.path, whole if len(whole) == 2 else ()))
-    modules = flashinfer.expected_modules(installation.root, changed)
     path = site.environment.path
+
+    def modules() -> tuple[str, ...]:
+        return flashinfer.expected_modules(installation.root, changed)
+
     return flashinfer.traps(installation.root, path, modules, os.environ)
 
 

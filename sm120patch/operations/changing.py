@@ -8,25 +8,28 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
 from sm120patch.claims import checkouts_held, refuse_foreign_claims, sync_claims
-from sm120patch.compiling.running import Say
 from sm120patch.environment import writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
 from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
-from sm120patch.operations import compiling, inspecting, planning, staging, verifying
+from sm120patch.operations import inspecting, planning, staging
 from sm120patch.operations.site import Site
 from sm120patch.ownership import refuse_strangers
 from sm120patch.plan import History, Plan, history_digest
 from sm120patch.planner import Request
 from sm120patch.values import dataclass, replace
-from sm120patch.verify.commandline import Arms
-from sm120patch.verify.profile import Profile
-from sm120patch.verify.profile import load as load_profile
-from sm120patch.verify.reporting import Reporter
+
+if TYPE_CHECKING:  # what measures and what compiles is loaded where it is done
+    from sm120patch.compiling.running import Say
+    from sm120patch.operations import compiling, verifying
+    from sm120patch.verify.commandline import Arms
+    from sm120patch.verify.profile import Profile
+    from sm120patch.verify.reporting import Reporter
 
 PROFILE_NAME = "sm120patch.toml"
 
@@ -56,10 +59,14 @@ class Ahead:
 
     def prepare(self, history: History) -> None:
         """Refuse before the first write what could only fail later."""
+        from sm120patch.operations import compiling
+
         compiling.prepare(self.site, compiling.duties(self.site, history), self.settings)
 
     def __call__(self, history: History) -> list[dict[str, object]]:
         """Compile what `history`, which is on disk now, asks for; tell what, for the ledger."""
+        from sm120patch.operations import compiling
+
         wanted = compiling.duties(self.site, history)
         self.compiled = compiling.compile_all(self.site, wanted, history, self.settings, self.say)
         return [compiling.compiled_dict(c) for c in self.compiled]
@@ -82,6 +89,9 @@ def find_profile(path: Path | None, site: Site, directory: Path) -> Profile | No
     chosen = path or directory / PROFILE_NAME
     if path is None and not chosen.exists():
         return None
+    from sm120patch.operations import verifying
+    from sm120patch.verify.profile import load as load_profile
+
     environment = site.environment
     loaded = load_profile(chosen, python=str(environment.python), prefix=str(environment.prefix))
     return verifying.weighed(site, loaded)
@@ -134,8 +144,13 @@ def guard_processes(site: Site, profile: Profile | None, *, allow: bool) -> list
 
     environment = site.environment
     roots = [i.root / i.package for i in environment.installations.values()]
-    homes = staging.known_homes(site) | set(verifying.homes_of(profile) if profile else [])
-    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
+    homes = staging.known_homes(site)
+    if profile is not None:
+        from sm120patch.operations import verifying
+
+        homes |= set(verifying.homes_of(profile))
+    ours = [] if site.interpreter is None else [site.interpreter.pid]
+    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes), ours)
     expected = _expected_processes(profile)
     lines = [
         f"pid {p.pid}: {' '.join(p.cmdline)[:100] or '(unknown)'} ({p.why})"
@@ -205,6 +220,8 @@ def apply(
             owed = owed_sets(site, request, plan, profile, demands)
             return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
         _require_measured(site, plan)
+        from sm120patch.operations import verifying
+
         case = verifying.applying(site, plan)
         return _measured(site, case, plan, profile, reporter, command, demands, ahead)
 
@@ -233,6 +250,8 @@ def verify_compiled(
     site: Site, sets: tuple[str, ...], ahead: Ahead, *, command: str, capability: str | None
 ) -> Change:
     """Compile and prove what sets on disk changed; no server is started, no state changes."""
+    from sm120patch.operations import verifying
+
     with exclusively(site, command):
         transaction.require_no_journal(site.state)
         plan = verification_plan(site, sets, capability)
@@ -289,6 +308,8 @@ def _measured(
     demands: Demands,
     ahead: Ahead | None = None,
 ) -> Change:
+    from sm120patch.operations import verifying
+
     duty = verifying.duty_for(plan, policy_of(plan, demands), site)
     deadline = None if demands.max_time is None else time.monotonic() + demands.max_time
     result = verifying.verify_case(site, case, profile, duty, command, reporter, deadline, ahead)
@@ -308,6 +329,8 @@ def policy_of(plan: Plan, demands: Demands) -> VerificationPolicy:
 
 def preview(plan: Plan, profile: Profile, demands: Demands) -> Arms:
     """Both command lines; raises what could only fail later, before anything is written."""
+    from sm120patch.operations import verifying
+
     return verifying.preview(profile, verifying.duty_for(plan, policy_of(plan, demands)))
 
 
@@ -371,6 +394,8 @@ def _reverify(
     ahead: Ahead | None = None,
 ) -> Change:
     plan = verification_plan(site, sets, capability)
+    from sm120patch.operations import verifying
+
     case = verifying.reverifying(site, plan)
     return _measured(site, case, plan, profile, reporter, command, demands, ahead)
 

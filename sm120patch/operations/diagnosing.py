@@ -6,6 +6,7 @@ Reads NVML, sysfs, /proc, the environment and the profile; writes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from sm120patch.caches import flashinfer
@@ -214,13 +215,13 @@ def _traps(site: Site, environ: Mapping[str, str]) -> dict[str, list[str]]:
         return {}
     path, root = site.environment.path, installation.root
     quiet = {k: v for k, v in environ.items() if k != "FLASHINFER_DISABLE_JIT"}
-    if not flashinfer.traps(root, path, ["*"], quiet):
+    if not flashinfer.traps(root, path, lambda: ["*"], quiet):
         return {}  # the usual case; what follows reads every source
     found: dict[str, list[str]] = {}
     for name in site.catalogue.ids:
         changed = _flashinfer_files(site.catalogue, name, site.versions, root)
         modules = flashinfer.expected_modules(root, changed) if changed else ()
-        if trap := flashinfer.traps(root, path, modules, quiet):
+        if trap := flashinfer.traps(root, path, partial(tuple, modules), quiet):
             found[name] = trap
     return found
 

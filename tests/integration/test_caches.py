@@ -443,18 +443,18 @@ def test_a_prebuilt_module_is_a_trap(root: Path, tmp_path: Path) -> None:
             (place / module).mkdir(parents=True)
             (place / module / f"{module}.so").write_bytes(b"")
     (site / "flashinfer_jit_cache-0.6.3.dist-info").mkdir()
-    found = flashinfer.traps(root, [root, site], ["trtllm_comm"], {})
+    found = flashinfer.traps(root, [root, site], lambda: ["trtllm_comm"], {})
     assert len(found) == 3
     for place, text in zip(places, found, strict=True):
         assert str(place / "trtllm_comm" / "trtllm_comm.so") in text
-    assert len(flashinfer.traps(root, [site], ["*"], {})) == 6
-    assert flashinfer.traps(root, [tmp_path / "none"], ["vllm_comm"], {}) == []
+    assert len(flashinfer.traps(root, [site], lambda: ["*"], {})) == 6
+    assert flashinfer.traps(root, [tmp_path / "none"], lambda: ["vllm_comm"], {}) == []
 
 
 def test_a_disabled_jit_is_a_trap(root: Path) -> None:
-    (found,) = flashinfer.traps(root, [], ["trtllm_comm"], {"FLASHINFER_DISABLE_JIT": "1"})
+    (found,) = flashinfer.traps(root, [], lambda: ["trtllm_comm"], {"FLASHINFER_DISABLE_JIT": "1"})
     assert "FLASHINFER_DISABLE_JIT=1" in found
-    assert flashinfer.traps(root, [], ["trtllm_comm"], {"FLASHINFER_DISABLE_JIT": ""}) == []
+    assert flashinfer.traps(root, [], lambda: ["trtllm_comm"], {"FLASHINFER_DISABLE_JIT": ""}) == []
 
 
 def test_a_workspace_that_cannot_be_read_is_a_problem(root: Path, workspace: Path) -> None:
