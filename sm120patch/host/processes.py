@@ -5,18 +5,17 @@ Reads /proc and NVML only; no process is ever signalled. Whatever is returned is
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
+import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120patch.host import nvml
 from sm120patch.host.redaction import redact_arguments, redact_environment
 from sm120patch.values import dataclass
-
-if TYPE_CHECKING:
-    import psutil
 
 SGLANG_DEFAULT_PORT = 30000
 
@@ -76,7 +75,7 @@ def processes_using(
     }
     wanted = [os.fsencode(place) for place in places]
     found = []
-    for pid in sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
+    for pid in _pids():
         maps, command = _proc(pid, "maps"), _proc(pid, "cmdline")
         # A container may have its own process with a number that the driver means elsewhere.
         holds = holders.pop(pid, None) if _may_use_gpu(maps) else None
@@ -101,14 +100,10 @@ def _live(
     prefix: Path,
     holds: str | None,
 ) -> LiveProcess | None:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        started = process.create_time()
-    except psutil.Error:
+    started = _started(pid)
+    if started is None:
         return None  # gone meanwhile
-    why = [_mapping(maps, places), _serving(process, command, maps, prefix), holds]
+    why = [_mapping(maps, places), _serving(pid, command, maps, prefix), holds]
     reasons = [reason for reason in why if reason]
     if not reasons:
         return None
@@ -124,6 +119,19 @@ def _ancestry(pid: int) -> list[int]:
         fields = _proc(pid, "stat").rpartition(b")")[2].split()
         pid = int(fields[1]) if len(fields) > 1 else 0
     return found
+
+
+def _pids() -> list[int]:
+    return sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+
+
+def _started(pid: int) -> float | None:
+    """Seconds since the epoch when the process started, as psutil says it; None when it is gone."""
+    fields = _proc(pid, "stat").rpartition(b")")[2].split()
+    booted = re.search(rb"^btime (\d+)$", Path("/proc/stat").read_bytes(), re.MULTILINE)
+    if len(fields) < 20 or booted is None:
+        return None
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK") + float(booted[1])
 
 
 def _proc(pid: int, name: str) -> bytes:
@@ -147,17 +155,8 @@ def mapping_libraries(cache_dirs: Iterable[Path]) -> tuple[tuple[LiveProcess, st
     The kernel follows a rename, so a build that was put away since is named where it is now;
     `(deleted)` stands behind one that is gone.
     """
-    import psutil
-
-    places = {f"{os.path.realpath(path)}/" for path in cache_dirs}
-    found = []
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        for path in sorted(_mapped_files(process.pid)):
-            if path.startswith(tuple(places)) and ".so" in Path(path).name:
-                command = redact_arguments(tuple(process.info["cmdline"] or ()))
-                since = process.info["create_time"] or 0.0
-                found.append((LiveProcess(process.pid, since, command, f"maps {path}"), path))
-    return tuple(found)
+    places = tuple(f"{os.path.realpath(path)}/" for path in cache_dirs)
+    return _libraries(lambda path: path.startswith(places))
 
 
 def gone_libraries(packages: Sequence[str]) -> tuple[tuple[LiveProcess, str], ...]:
@@ -165,16 +164,23 @@ def gone_libraries(packages: Sequence[str]) -> tuple[tuple[LiveProcess, str], ..
 
     Libraries below a directory of that name count, and those of JIT caches (`.cache/NAME`).
     """
-    import psutil
 
+    def gone(path: str) -> bool:
+        away = path.endswith(" (deleted)") or "/.sm120patch/" in path
+        return away and any(f"/{package}/" in path for package in packages)
+
+    return _libraries(gone)
+
+
+def _libraries(wanted: Callable[[str], bool]) -> tuple[tuple[LiveProcess, str], ...]:
     found = []
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        for path in sorted(_mapped_files(process.pid)):
-            gone = path.endswith(" (deleted)") or "/.sm120patch/" in path
-            if gone and ".so" in Path(path).name and any(f"/{p}/" in path for p in packages):
-                command = redact_arguments(tuple(process.info["cmdline"] or ()))
-                since = process.info["create_time"] or 0.0
-                found.append((LiveProcess(process.pid, since, command, f"maps {path}"), path))
+    for pid in _pids():
+        maps = _proc(pid, "maps")
+        for path in sorted(_mapped(maps)) if b".so" in maps else ():
+            if ".so" in Path(path).name and wanted(path):
+                command = redact_arguments(_words(_proc(pid, "cmdline")))
+                live = LiveProcess(pid, _started(pid) or 0.0, command, f"maps {path}")
+                found.append((live, path))
     return tuple(found)
 
 
@@ -202,16 +208,10 @@ def listening_pid(port: int) -> Listener | None:
 
 def running_sglang_servers() -> tuple[ServerProcess, ...]:
     """Find SGLang servers that run on this host, the oldest first."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter(["cmdline", "create_time", "ppid", "username"]):
-        command = process.info["cmdline"] or []
-        if is_server_command(command):
-            found.append(process)
-    pids = {process.pid for process in found}
-    servers = [_server(process) for process in found if process.info["ppid"] not in pids]
-    return tuple(sorted(servers, key=lambda server: server.create_time))
+    found = [p for p in _pids() if is_server_command(_words(_proc(p, "cmdline")))]
+    parents = {pid: _ancestry(pid)[1:2] for pid in found}
+    servers = [_server(pid) for pid in found if not set(parents[pid]) & set(found)]
+    return tuple(sorted(filter(None, servers), key=lambda server: server.create_time))
 
 
 def is_server_command(command: Sequence[str]) -> bool:
@@ -240,22 +240,24 @@ def port_of(command: Sequence[str]) -> int:
     return port
 
 
-def _server(process: psutil.Process) -> ServerProcess:
-    import psutil
-
-    try:
-        environ = redact_environment(process.environ())
-        cwd: str | None = process.cwd()
-    except (psutil.Error, OSError):
-        environ, cwd = {}, None
-    command = process.info["cmdline"]
+def _server(pid: int) -> ServerProcess | None:
+    command, started = _words(_proc(pid, "cmdline")), _started(pid)
+    if not command or started is None:
+        return None  # gone meanwhile
+    pairs = (entry.partition("=") for entry in os.fsdecode(_proc(pid, "environ")).split("\0"))
+    environ = redact_environment({name: value for name, equals, value in pairs if equals})
+    cwd = user = None
+    with contextlib.suppress(OSError):
+        cwd = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - it may end in " (deleted)"
+    with contextlib.suppress(OSError, KeyError):
+        user = pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
     return ServerProcess(
-        pid=process.pid,
-        create_time=process.info["create_time"] or 0.0,
+        pid=pid,
+        create_time=started,
         cmdline=redact_arguments(command),
         environ=environ,
         cwd=cwd,
-        username=process.info["username"],
+        username=user,
         port=port_of(command),
     )
 
@@ -292,9 +294,7 @@ def _mapping(maps: Iterable[str], places: Mapping[str, str]) -> str | None:
     return None
 
 
-def _serving(
-    process: psutil.Process, command: Sequence[str], maps: Iterable[str], prefix: Path
-) -> str | None:
+def _serving(pid: int, command: Sequence[str], maps: Iterable[str], prefix: Path) -> str | None:
     """Say that a process runs SGLang with the environment's Python.
 
     Workers rename themselves (`sglang::scheduler`): then the extension modules they map tell.
@@ -302,21 +302,18 @@ def _serving(
     if not any("sglang" in argument for argument in command):
         return None
     prefixes = tuple(f"{place}/" for place in (prefix.absolute(), os.path.realpath(prefix)))
-    for path in (*_programs(process, command), *_extensions(maps)):
+    for path in (*_programs(pid, command), *_extensions(maps)):
         if path.startswith(prefixes):
             return f"runs SGLang with {prefix}"
     return None
 
 
-def _programs(process: psutil.Process, command: Sequence[str]) -> Iterator[str]:
-    import psutil
-
+def _programs(pid: int, command: Sequence[str]) -> Iterator[str]:
     yield from command[:2]
     if "/" not in command[0]:
-        try:
-            found = shutil.which(command[0], path=process.environ().get("PATH", ""))
-        except (psutil.Error, OSError):
-            found = None
+        variables = _proc(pid, "environ").split(b"\0")
+        path = next((v[5:] for v in variables if v.startswith(b"PATH=")), b"")
+        found = shutil.which(command[0], path=os.fsdecode(path))
         if found:
             yield found
 
