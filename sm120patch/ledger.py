@@ -96,13 +96,18 @@ class Ledger:
         return History(active, files)
 
     @_reading_rows()
-    def events(self, limit: int | None = None, set_id: str | None = None) -> list[Event]:
+    def events(
+        self, limit: int | None = None, set_id: str | None = None, kind: str | None = None
+    ) -> list[Event]:
         """Return events, newest first; `limit` counts after the filter."""
         query = f"SELECT {_EVENT} FROM events"
         parameters: list[object] = []
         if set_id is not None:
             query += " JOIN event_sets ON event = id WHERE set_id = ?"
             parameters.append(set_id)
+        if kind is not None:
+            query += (" AND" if set_id is not None else " WHERE") + " kind = ?"
+            parameters.append(kind)
         query += " ORDER BY id DESC LIMIT ?"
         parameters.append(-1 if limit is None else limit)
         return [_event(row) for row in self._db.execute(query, parameters)]

@@ -20,8 +20,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "errors", "model", "plaintext", "plan", "relpath", "values"),
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
-        "variants", "versions", "known", "policy", "state", "evidence", "render", "_conditions",
-        "_edits", "_scopes", "_slices", "authoring", "linting", "fingerprints",
+        "variants", "versions", "known", "trial", "policy", "state", "evidence", "render",
+        "_conditions", "_edits", "_scopes", "_slices", "authoring", "linting", "fingerprints",
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "signing", "ownership",

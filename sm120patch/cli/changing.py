@@ -46,7 +46,8 @@ time_option = click.option(
 )
 
 
-def _command_line() -> str:
+def command_line() -> str:
+    """What was typed, for the history."""
     return shlex.join(["sm120patch", *sys.argv[1:]])[:500]
 
 
@@ -128,7 +129,7 @@ def apply(
         plan,
         chosen if owed or not ahead else None,
         _progress(output),
-        command=_command_line(),
+        command=command_line(),
         demands=demands,
         capability=capability,
         ahead=ahead_for(output, site, plan, server, demands, capability, compile_timeout)
@@ -179,7 +180,7 @@ def verify(
     plan = changing.verification_plan(site, sets, capability)
     if ahead:
         made = ahead_for(output, site, plan, chosen, demands, capability, compile_timeout)
-        command = _command_line()
+        command = command_line()
         return _report(
             output,
             site,
@@ -194,7 +195,7 @@ def verify(
         sets,
         chosen,
         _progress(output),
-        command=_command_line(),
+        command=command_line(),
         demands=demands,
         capability=capability,
     )
@@ -243,7 +244,7 @@ def revert(
     if not plan.is_noop:
         output.talk(plan_text(plan, diffs=False))
         _warn(output, changing.guard_processes(site, None, allow=allow_running))
-    return _report(output, site, changing.revert(site, plan, command=_command_line()))
+    return _report(output, site, changing.revert(site, plan, command=command_line()))
 
 
 @click.command()
@@ -295,7 +296,7 @@ def recover(
 def _salvage(output: Output, site: Site) -> int:
     from sm120patch.operations.salvaging import salvage
 
-    found = salvage(site, _command_line())
+    found = salvage(site, command_line())
     lines = [f"upstream's content is back: {path}" for path in found.restored]
     lines += [f"left as found, not ours: {path}" for path in found.left]
     lines += [f"the damaged ledger is now {found.moved}"] if found.moved else []

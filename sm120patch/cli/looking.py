@@ -167,30 +167,40 @@ def status(
     show_default=True,
     help="Number of events to show.",
 )
+@click.option(
+    "--experiments",
+    is_flag=True,
+    help="Show what was tried without a patch (`bench`), and how it ended.",
+)
 @environment_options
 @pass_output
 def history(
     output: Output,
     set_id: str | None,
     limit: int,
+    experiments: bool,
     env: str | None,
     python: str | None,
     catalogue: Places,
 ) -> int:
     """Show what was done to the environment, newest first."""
+    from sm120patch.cli.outcome import experiment_rows
     from sm120patch.operations import inspecting
     from sm120patch.operations.site import open_site
     from sm120patch.plaintext import table
     from sm120patch.render import event_dict
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
-    events = inspecting.history(site, set_id, limit)
+    kind = "experiment" if experiments else None
+    events = inspecting.history(site, set_id, limit, kind)
     evidence = inspecting.evidence_of(site, events) if output.as_json else {}
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (str(e.id), e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", "")))
         for e in events
     ]
     shown = [{**event_dict(e), "evidence": evidence.get(e.id)} for e in events]
+    if experiments:
+        rows = experiment_rows(events, inspecting.evidence_of(site, events))
     output.data({"events": shown}, table(rows) or "nothing was done here")
     return ExitCode.OK
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "releases": ("matrix",),
     "authoring": ("lint", "new", "tune"),
     "reporting": ("report",),
+    "experiments": ("bench",),
     "caching": ("caches",),
     "signing": ("sign",),
 }

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sm120patch.errors import ExitCode
+from sm120patch.evidence import Event
 from sm120patch.model import State
 from sm120patch.operations.changing import Change
 from sm120patch.operations.compiling import compiled_dict, compiled_text
 from sm120patch.plaintext import table
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
+from sm120patch.report.charts import effects_text
+from sm120patch.report.facts import record, text, texts
 from sm120patch.state import SetStatus
+
+
+def experiment_rows(
+    events: Sequence[Event], evidence: Mapping[int, Mapping[str, object]]
+) -> list[tuple[str, ...]]:
+    """Rows of `history --experiments`: when, what was tried, how it ended, with which effect."""
+    rows: list[tuple[str, ...]] = []
+    for event in events:
+        data = record(evidence.get(event.id), "data")
+        kind = text(event.data, "kind")
+        verdict = text(event.data, "verdict") + ("" if kind == "real" else f" ({kind})")
+        effects = effects_text(data) or "; ".join(texts(data, "reasons")[:1]).partition("\n")[0]
+        tried = text(event.data, "experiment", "name")
+        rows.append((str(event.id), event.at, tried, verdict, effects))
+    return rows
 
 
 def exit_code(change: Change) -> ExitCode:

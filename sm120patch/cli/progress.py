@@ -27,13 +27,23 @@ class Progress(Silent):
     far and what is still needed.
     """
 
-    def __init__(self, say: Callable[[str], None], live: LiveLine | None = None) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        live: LiveLine | None = None,
+        other: str = Arm.PATCHED.value,
+    ) -> None:
         self._print = say
+        self._other = other
+        """What the second arm is called: in an experiment nothing is patched."""
         self._live = live or LiveLine(sys.stderr)
         self._place = ""
         self._repeat = "warming up"
         self._so_far = ""
         self._simulated = False
+
+    def _name(self, arm: Arm) -> str:
+        return self._other if arm is Arm.PATCHED else arm.value
 
     def _say(self, line: str) -> None:
         self._live.clear()
@@ -42,17 +52,17 @@ class Progress(Silent):
     def on_start(self, arms: Arms, order: Sequence[Arm], seconds: float) -> None:
         """Print both command lines before anything is started."""
         self._say(f"baseline: {arms.baseline.shown}")
-        self._say(f"patched:  {arms.patched.shown}")
+        self._say(f"{self._other + ':':9} {arms.patched.shown}")
         letters = " ".join("B" if arm is Arm.PATCHED else "A" for arm in order[:8])
         more = " ..." if len(order) > 8 else ""
         self._say(
-            f"order:    {letters}{more} (A baseline, B patched), at most {len(order)} server starts"
-            f" and {duration(seconds)}; it ends as soon as it is clear"
+            f"order:    {letters}{more} (A baseline, B {self._other}), at most {len(order)} server"
+            f" starts and {duration(seconds)}; it ends as soon as it is clear"
         )
 
     def on_block(self, block: int, blocks: int, arm: Arm) -> None:
         """Name the server start."""
-        self._place = f"[{block}/{blocks}] {arm.value}"
+        self._place = f"[{block}/{blocks}] {self._name(arm)}"
         self._say(f"{self._place}: starting the server")
         self._live.show(f"{self._place}: waiting for the server {self._so_far}")
 
@@ -60,7 +70,7 @@ class Progress(Silent):
         """Say how long it took."""
         self._simulated = info.get("simulated") is True
         simulated = " (simulated)" if self._simulated else ""
-        self._say(f"      {arm.value}: ready after {duration(seconds)}{simulated}")
+        self._say(f"      {self._name(arm)}: ready after {duration(seconds)}{simulated}")
         self._live.show(f"{self._place}: asking questions {self._so_far}")
 
     def on_answers(self, arm: Arm, examination: Examination) -> None:
@@ -69,7 +79,7 @@ class Progress(Silent):
     def on_warmup(self, arm: Arm, workload: str) -> None:
         """Say that figures do not count yet."""
         self._repeat = "warming up"
-        self._say(f"      {arm.value}: {workload}: warming up")
+        self._say(f"      {self._name(arm)}: {workload}: warming up")
 
     def on_repeat(
         self, arm: Arm, workload: str, repeat: int, repeats: int, metrics: Mapping[str, float]
@@ -77,13 +87,13 @@ class Progress(Silent):
         """Print the figures of a repeat."""
         self._repeat = f"{min(repeat + 1, repeats)}/{repeats}"
         self._say(
-            f"      {arm.value}: {workload} {repeat}/{repeats}:"
+            f"      {self._name(arm)}: {workload} {repeat}/{repeats}:"
             f" {metrics.get('output_throughput', 0.0):.1f} tok/s output"
         )
 
     def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
         """Say what does not count."""
-        self._say(f"      {arm.value}: {workload}: not counted: {reason}")
+        self._say(f"      {self._name(arm)}: {workload}: not counted: {reason}")
 
     def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
         """Show what comes in. Simulated time has no rate that means anything to a watch."""

@@ -248,14 +248,16 @@ def _foreign(target: str, file: FileSnapshot | None, owned: OwnedFile | None) ->
     return None
 
 
-def history(site: Site, set_id: str | None, limit: int | None) -> list[Event]:
-    """Events of the ledger, newest first."""
+def history(
+    site: Site, set_id: str | None, limit: int | None, kind: str | None = None
+) -> list[Event]:
+    """Events of the ledger, newest first; of one set, of one kind."""
     if set_id is not None and set_id not in site.catalogue.ids:
         known = site.history().active
         if set_id not in known:
             site.catalogue.get(set_id)
     with read_ledger(site.state.ledger) as ledger:
-        return [] if ledger is None else ledger.events(limit, set_id)
+        return [] if ledger is None else ledger.events(limit, set_id, kind)
 
 
 def evidence_of(site: Site, events: Iterable[Event]) -> dict[int, dict[str, object]]:

@@ -304,7 +304,7 @@ def _evidence(
     site: Site, case: Case, profile: Profile, outcome: Outcome, *, passed: bool
 ) -> Evidence:
     versions = case.plan.versions
-    fingerprint, description = _host(outcome)
+    fingerprint, description = described_host(outcome)
     return Evidence(
         content_digest=case.digest("b", versions),
         baseline_digest=case.digest("a", versions),
@@ -319,7 +319,7 @@ def _evidence(
     )
 
 
-def _host(outcome: Outcome) -> tuple[str, dict[str, object]]:
+def described_host(outcome: Outcome) -> tuple[str, dict[str, object]]:
     """Fingerprint and description of the host that was measured.
 
     A simulated host is a declaration: its fingerprint never equals that of a machine.

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm120patch.report.measured import ARMS, Measured, Point
+from sm120patch.report.facts import Record
+from sm120patch.report.measured import ARMS, Measured, Point, measured
 from sm120patch.report.scales import Axis, Tick, axis
 
 WIDTH = 720.0
@@ -134,6 +135,11 @@ def effect_words(workload: Measured) -> str:
     if effect.low is None or effect.high is None:
         return words + " (no interval)"
     return f"{words} ({_percent(effect.low):+.1f} % to {_percent(effect.high):+.1f} %)"
+
+
+def effects_text(data: Record) -> str:
+    """Effects of all workloads of an evidence in one line; empty when there are none."""
+    return "; ".join(effect_words(w) for w in measured(data) if w.effect is not None)
 
 
 def spread_chart(workload: Measured) -> SpreadChart | None:

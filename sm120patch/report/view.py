@@ -125,6 +125,8 @@ class Page:
     """All of the page."""
 
     title: str
+    other: str
+    """What the second arm is called: `patched`, or `variant` where options were tried."""
     verdict: str
     tone: str
     """`good`, `bad` or `open`: decides the colour of the verdict, never its words."""
@@ -162,6 +164,7 @@ def build(subject: Subject) -> Page:
     title = sets or text(data, "experiment", "name") or event.kind
     return Page(
         title=title,
+        other="variant" if event.kind == "experiment" else ARMS[1],
         verdict=evidence.verdict,
         tone=_tone(evidence),
         meaning=MEANINGS.get(evidence.verdict, ""),

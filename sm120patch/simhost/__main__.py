@@ -15,6 +15,9 @@ from sm120patch.simhost.app import Simulation, build, log
 from sm120patch.simhost.gates import look
 from sm120patch.simhost.scenarios import Behaviour, scenario, scenario_names
 
+_OPTIONS = ("num_continuous_decode_steps", "moe_runner_backend")
+"""Options without a patch, whose effect a scenario may declare."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop; exit status 1 when the scenario says that the server crashes."""
@@ -33,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         tp_size=options.tp_size or chosen.gpus,
         version=sight.sglang or "unknown",
         declare_noise=not options.undeclared_noise,
+        options={name: getattr(options, name) for name in _OPTIONS},
     )
     log(f"simulated host {chosen.name} ({chosen.source}); options not simulated: {ignored}")
     if (reason := _crash(simulation)) is not None:
@@ -55,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp-size", "--tp", "--tensor-parallel-size", type=int)
     parser.add_argument("--enable-flashinfer-allreduce-fusion", action="store_true")
     parser.add_argument("--flashinfer-allreduce-fusion-backend")
+    parser.add_argument("--num-continuous-decode-steps", type=int, default=1)
+    parser.add_argument("--moe-runner-backend", default="auto")
     return parser
 
 
@@ -65,6 +71,8 @@ def _crash(simulation: Simulation) -> str | None:
         Behaviour.CRASH_WHEN_PATCHED: simulation.engaged,
         Behaviour.CRASH_UNLESS_PATCHED: not simulation.engaged,
     }
+    if simulation.factor == 0:
+        return f"no kernel for {simulation.options['moe_runner_backend']} on this device"
     if crashes.get(behaviour):
         return "No supported CUDA architectures found for major versions [9, 10]."
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 import time
@@ -43,11 +44,21 @@ class Simulation:
     tp_size: int
     version: str
     declare_noise: bool = True
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Further options of SGLang, as `/server_info` names them."""
     started: float = field(default_factory=time.time)
     measured: int = 0
 
     def __post_init__(self) -> None:
-        self.speed = SpeedModel(self.scenario, self.seed, engaged=self.engaged)
+        self.speed = SpeedModel(
+            self.scenario, self.seed, engaged=self.engaged, factor=self.factor or 1.0
+        )
+
+    @property
+    def factor(self) -> float:
+        """Declared effect of the launch options; 0 when the server does not start with them."""
+        given = (f"{name}={value}" for name, value in self.options.items())
+        return math.prod(self.scenario.options.get(text, 1.0) for text in given)
 
     @property
     def engaged(self) -> bool:
@@ -83,6 +94,7 @@ class Simulation:
             "enable_flashinfer_allreduce_fusion": self.flag,
             "flashinfer_allreduce_fusion_backend": self.backend if self.flag else None,
             "max_total_num_tokens": 1_048_576,
+            **self.options,
             "random_seed": self.seed,
             "internal_states": [{"avg_spec_accept_length": None}],
             "version": self.version,

@@ -18,7 +18,8 @@ All others are for tests: one for every verdict and every way in which a server 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from sm120patch.known import WAYS
@@ -74,6 +75,8 @@ class Scenario:
     virtualized: bool = False
     p2p: bool = True
     """Whether the GPUs reach each other's memory."""
+    options: Mapping[str, float] = field(default_factory=dict)
+    """`field=value` of `/server_info` -> throughput with it, as a fraction; 0 ends at start."""
     gpu_name: str = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     compute_capability: str = "12.0"
     time_scale: float = 2000.0
@@ -126,6 +129,16 @@ _SCENARIOS = (
     ),
     _ROOT_COMPLEX,
     _variation("null", "the fusion changes nothing", ratio=1.0),
+    _variation(
+        "tunable",
+        "launch options have declared effects",
+        ratio=1.0,
+        options={
+            "moe_runner_backend=flashinfer_cutlass": 1.08,
+            "moe_runner_backend=triton": 0.8,
+            "moe_runner_backend=deep_gemm": 0.0,
+        },
+    ),
     _variation(
         "noisy",
         "the fusion changes nothing, and nobody could tell",

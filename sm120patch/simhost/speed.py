@@ -58,11 +58,13 @@ class _Schedule:
 class SpeedModel:
     """Timing of requests for one server start. Remembers the schedules of recent repeats."""
 
-    def __init__(self, scenario: Scenario, seed: int, *, engaged: bool) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, *, engaged: bool, factor: float = 1.0
+    ) -> None:
         self._scenario = scenario
         self._seed = seed
         self._arm = "patched" if engaged else "baseline"
-        self._ratio = scenario.ratio if engaged else 1.0
+        self._ratio = (scenario.ratio if engaged else 1.0) * factor
         self._schedules: dict[tuple[str, int, int], _Schedule] = {}
 
     def timing(self, rid: str, concurrency: int, tokens: int) -> Timing:

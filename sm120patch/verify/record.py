@@ -166,7 +166,7 @@ class Record:
             "correctness": self._correctness(),
             "engagement": [seen.as_dict() for seen in self.engagement.values()],
             "imports": dict(self.origin),
-            "server_differences": self._differences(),
+            "server_differences": self.differences(),
             "baseline_failure": self.baseline_failure,
             "unfinished": self.unfinished,
         }
@@ -234,7 +234,7 @@ class Record:
             },
         }
 
-    def _differences(self) -> dict[str, list[object]]:
+    def differences(self) -> dict[str, list[object]]:
         """Server fields that differ between the arms: the flag, and whatever should not."""
         infos = [blocks[-1].info if (blocks := self.of(arm)) else {} for arm in Arm]
         if not all(infos):

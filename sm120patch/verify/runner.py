@@ -56,6 +56,8 @@ class Duty:
     """What other sets on disk need: both arms are started with it."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Package -> directory of the copy that is patched: the server must import that one."""
+    must_differ: bool = False
+    """The second server must say something else of itself, or its options changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ class _Run:
 
     def _check_info(self, arm: Arm, server: Server) -> bool:
         if arm is Arm.PATCHED:
-            return self._note(engaged.info_seen(self.duty.engagement, server.info))
+            return self._note(engaged.info_seen(self.duty.engagement, server.info)) or self._same()
         found = engaged.engaged_baseline(self.duty.engagement, server.info)
         if found and not adds_nothing(self.duty.launch, self.duty.base):
             raise HostError(
@@ -317,6 +319,17 @@ class _Run:
                 details={"command": self.arms.baseline.shown, "fields": found},
             )
         return False
+
+    def _same(self) -> bool:
+        """True when options were to be tried that do not show in what the server says of itself."""
+        told = self.record.of(Arm.PATCHED)[-1].info
+        if not self.duty.must_differ or "model_path" not in told or self.record.differences():
+            return False
+        self.record.not_engaged.append(
+            "the server says the same of itself with and without the options: "
+            + " ".join(self.duty.launch.args)
+        )
+        return True
 
     def _check_running(self, block: Block, server: Server) -> bool:
         """True when log and processes do not show the patched code after the first requests."""

@@ -73,6 +73,16 @@ def test_events_are_newest_first_and_filtered_by_set(tmp_path: Path) -> None:
         assert [e.kind for e in ledger.events(set_id="even")] == ["e2", "e0"]
 
 
+def test_events_are_filtered_by_kind_alone_and_with_a_set(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for kind, sets in (("applied", ("one",)), ("experiment", ()), ("applied", ("two",))):
+            ledger.commit(Event(kind, sets), None)
+        assert [e.id for e in ledger.events(kind="applied")] == [3, 1]
+        assert [e.id for e in ledger.events(set_id="one", kind="applied")] == [1]
+        assert ledger.events(set_id="one", kind="experiment") == []
+        assert [e.id for e in ledger.events(limit=1, kind="experiment")] == [2]
+
+
 def test_evidence_is_found_by_content(tmp_path: Path) -> None:
     entry = Evidence(
         "content", "base", "host", "p", "real", "improved", True, ("one",), (), {"n": 1}
