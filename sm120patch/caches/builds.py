@@ -5,6 +5,7 @@ Reads disk only. The meaning of keys, markers and the shelf is told in `shelf`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -195,6 +196,18 @@ def pending_moves(
     if stored(entry, to_key):
         moves.append(Move(entry.slot(to_key), entry.live))
     return tuple(moves)
+
+
+def size_of(directory: Path) -> int:
+    """Bytes on disk below a directory; links are not followed, what cannot be read is left out."""
+    total, pending = 0, [directory]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as scan:
+            for child in scan:
+                total += child.stat(follow_symlinks=False).st_blocks * 512
+                if child.is_dir(follow_symlinks=False):
+                    pending.append(Path(child.path))
+    return total
 
 
 def free_slot(entry: Entry, key: str) -> Path:

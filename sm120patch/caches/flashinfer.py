@@ -177,6 +177,7 @@ class _Scan:
         self._wanted = {os.path.realpath(root / item.path): item.path for item in changed}
         self._wanted |= {os.fspath((root / item.path).absolute()): item.path for item in changed}
         self._suffixes = {f"/{item.path}": item.path for item in changed}
+        self._names = {name.rpartition("/")[2] for name in (*self._wanted, *self._suffixes)}
         self._changed = changed
         self._python = [item.path for item in changed if not _is_native(item.path)]
         self._graphs: dict[Path, IncludeGraph] = {}
@@ -192,6 +193,9 @@ class _Scan:
         log = read_deps_log(directory / ".ninja_deps")
         foreign = None
         for name in {name for inputs in (log or {}).values() for name in inputs}:
+            # Thousands of names a module, hundreds of modules: most end here.
+            if name.rpartition("/")[2] not in self._names:
+                continue
             full = os.path.normpath(directory / name)
             path = self._wanted.get(full) or self._same_file_elsewhere(full)
             if path is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from sm120patch.values import dataclass
 _SIGNATURE = b"# ninjadeps\n"
 _MAX_RECORD = (1 << 19) - 1
 _MAX_FILE = 256 << 20
+_ENCODING = sys.getfilesystemencoding()
 
 
 def read_deps_log(path: Path) -> Mapping[str, tuple[str, ...]] | None:
@@ -55,15 +56,14 @@ def _records(data: bytes, offset: int, skip: int) -> Mapping[str, tuple[str, ...
                 break
             words = struct.unpack(f"<{size // 4}i", body)
             ids = (words[0], *words[skip:])
-            if not all(0 <= number < len(names) for number in ids):
+            if min(ids) < 0 or max(ids) >= len(names):
                 break
-            output, *inputs = (names[number] for number in ids)
-            found[output] = tuple(inputs)
+            found[names[ids[0]]] = tuple([names[number] for number in ids[1:]])
         else:
             if int.from_bytes(body[-4:], "little") != ~len(names) & 0xFFFFFFFF:
                 break
             # A path is padded with up to three NUL bytes.
-            names.append(os.fsdecode(body[:-4].rstrip(b"\0")))
+            names.append(body[:-4].rstrip(b"\0").decode(_ENCODING, "surrogateescape"))
     return found
 
 

@@ -39,6 +39,15 @@ def renewed(directory: Path, headers: Collection[Path]) -> frozenset[str] | None
     return frozenset({*hit, *(_full(directory, output) for output in build.links)})
 
 
+def saves_work(directory: Path, headers: Collection[Path]) -> bool:
+    """Tell whether some object of the build does not depend on the changed headers."""
+    build = read_build_file(directory / "build.ninja")
+    found = renewed(directory, headers)
+    if build is None or found is None:
+        return False
+    return any(_full(directory, output) not in found for output in build.sources)
+
+
 def _full(directory: Path, name: str) -> str:
     return os.path.normpath(directory / name)
 

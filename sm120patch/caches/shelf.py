@@ -56,6 +56,10 @@ def _anything(_entry: Entry, _seeded: bool) -> bool:
     return True
 
 
+def _worthwhile(_entry: Entry, _directory: Path) -> bool:
+    return True
+
+
 def _unnamed(_entry: Entry, _directory: Path) -> str:
     return ""
 
@@ -69,6 +73,8 @@ class Checks:
     should do: nothing, or for a copy exactly the objects that include a changed file."""
     identity: Callable[[Entry, Path], str] = _unnamed
     """Names the files, apart from those exchanged, that the build in a directory is made from."""
+    worth: Callable[[Entry, Path], bool] = _worthwhile
+    """A copy of that build would save a part of the compile, and there is room for it."""
 
 
 NO_CHECKS = Checks()
@@ -186,7 +192,7 @@ def _seeded(entry: Entry, key: str, seed: str, checks: Checks, step: Step) -> bo
     """
     source = entry.slot(seed)
     same = inspect(source, entry).inputs == checks.identity(entry, source)
-    if not (stored(entry, seed) and same):
+    if not (stored(entry, seed) and same and checks.worth(entry, source)):
         return False
     step("seed")
     try:

@@ -23,6 +23,7 @@ from sm120patch.caches.builds import (
     plain_name,
     read_marker,
     refused,
+    size_of,
 )
 from sm120patch.caches.shelf import locked
 from sm120patch.values import dataclass
@@ -140,7 +141,7 @@ def _leftover(kind: Kind, workspace: Path, path: Path) -> Stored:
 def _stored(entry: Entry, key: str, path: Path) -> Stored:
     named = key not in ("", UNOWNED) and path.name == entry.module
     back = named and read_marker(path).get("key") == key
-    return Stored(entry, key, path, _size(path), _time(path), back)
+    return Stored(entry, key, path, size_of(path), _time(path), back)
 
 
 def _time(path: Path) -> float:
@@ -149,22 +150,6 @@ def _time(path: Path) -> float:
         with contextlib.suppress(OSError):
             return place.lstat().st_mtime
     return 0.0
-
-
-def _size(path: Path) -> int:
-    """Bytes on disk below a directory."""
-    total = 0
-    pending = [path]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as scan:
-                for child in scan:
-                    total += child.stat(follow_symlinks=False).st_blocks * 512
-                    if child.is_dir(follow_symlinks=False):
-                        pending.append(Path(child.path))
-        except OSError:
-            continue
-    return total
 
 
 def _directories(parent: Path) -> list[Path]:

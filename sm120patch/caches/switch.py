@@ -7,6 +7,7 @@ in between may have built modules that did not exist before.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sm120patch.caches.builds import (
     build_key,
     kept_mtimes,
     pending_moves,
+    size_of,
     stored,
 )
 from sm120patch.environment import Environment
@@ -29,6 +31,8 @@ from sm120patch.values import dataclass
 TARGET = "flashinfer-python"
 PLACES = ("TVM_FFI_CACHE_DIR", "SGLANG_CACHE_DIR", "FLASHINFER_AUTOTUNE_CACHE_DIR")
 """Variables of a server that move a cache away from its home."""
+ROOM_TO_LEAVE = 0.05
+"""Part of the file system that a copy must leave free: others write there too."""
 Contents = Callable[[str], bytes | None]
 """Bytes by sha256."""
 Files = Mapping[tuple[str, str], str]
@@ -193,7 +197,14 @@ def _checks(entry: Entry, scope: CacheScope) -> shelf.Checks:
     def identity(entry: Entry, directory: Path) -> str:
         return freshness.identity(directory, {str(entry.file(path)) for path in entry.paths})
 
-    return shelf.Checks(good, identity)
+    def worth(entry: Entry, directory: Path) -> bool:
+        headers = [entry.file(path) for path in _changed(entry, scope)]
+        if not renewal.saves_work(directory, headers):
+            return False
+        disk = shutil.disk_usage(directory)
+        return disk.free - size_of(directory) >= disk.total * ROOM_TO_LEAVE
+
+    return shelf.Checks(good, identity, worth)
 
 
 def traps(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch.caches import freshness
+from sm120patch.caches import freshness, renewal
 from sm120patch.caches.builds import UNOWNED
 from tests.support import jit
 from tests.support.command import run_killed_at
@@ -162,6 +162,56 @@ def test_a_build_file_that_tells_nothing_is_never_up_to_date(tmp_path: Path, tex
     (tmp_path / "build.ninja").unlink()
     assert freshness.work_to_do(tmp_path, jit.ninja()) is None
     assert freshness.work_to_do(tmp_path, str(tmp_path / "no-ninja")) is None
+
+
+@pytest.mark.parametrize(
+    ("age", "up_to_date"),
+    [(10**9, True), (3600, True), (2, True), (0, True), (-3600, False)],
+    ids=["2001", "an hour", "seconds", "now", "in the future"],
+)
+def test_whatever_the_age_of_a_header_the_library_is_of_what_the_header_says(
+    jitplace: JitPlace, age: int, up_to_date: bool
+) -> None:
+    """ninja goes by times; here every order of header, build, patch and revert comes up."""
+    header = jitplace.site / ALLREDUCE
+    then = header.stat().st_ctime_ns // 10**9 - age
+    os.utime(header, (then, then))
+    jitplace.build()
+    upstream = header.stat().st_mtime_ns
+    for _ in range(2):
+        jitplace.apply("gates")
+        library, _ = jitplace.build()
+        assert NEW in library.read_text() and OLD not in library.read_text()
+        jitplace.done("revert", "gates")
+        assert header.stat().st_mtime_ns == upstream
+        if up_to_date:
+            assert jitplace.work() == []
+        library, _ = jitplace.build()
+        assert OLD in library.read_text() and NEW not in library.read_text()
+
+
+def test_a_module_whose_every_object_includes_the_header_is_not_copied(
+    jitplace: JitPlace,
+) -> None:
+    page = "flashinfer/data/include/flashinfer/page.cuh"
+    library, _ = jitplace.build("page")
+    assert not renewal.saves_work(library.parent, [jitplace.site / page])
+    assert renewal.renewed(library.parent, [jitplace.site / page]) is not None
+    library, _ = jitplace.build()
+    assert renewal.saves_work(library.parent, [jitplace.site / page])
+
+
+def test_a_workspace_named_at_the_apply_is_remembered_at_the_revert(jitplace: JitPlace) -> None:
+    elsewhere = jitplace.home / "volume"
+    (elsewhere / ".cache").mkdir(parents=True)
+    jitplace.workspace.rename(elsewhere / ".cache" / "flashinfer")
+    jitplace.workspace = elsewhere / ".cache" / "flashinfer"
+    library, _ = jitplace.build()
+    inode = library.stat().st_ino
+    jitplace.apply("gates", FLASHINFER_WORKSPACE_BASE=str(elsewhere))
+    assert NEW in jitplace.build()[0].read_text()
+    jitplace.done("revert", "gates")
+    assert jitplace.work() == [] and library.stat().st_ino == inode
 
 
 # --- SGLang's own kernels, measured tactics ------------------------------------------------------
