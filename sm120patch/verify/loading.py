@@ -71,12 +71,13 @@ class Loading:
             self.report.on_repeat(
                 self.block.arm, workload.name, len(results), wanted, result.metrics
             )
-            if len(results) == wanted and extra < _EXTRA and not self.target.virtual:
-                for stalled in _stalled(results)[: _EXTRA - extra]:
-                    results.remove(stalled)
-                    extra += 1
-                    silent = stalled.tally.longest
-                    self._exclude(workload, stalled, f"{silent:.0f} s without a token, a stall")
+            if len(results) == wanted and not self.target.virtual:
+                hit = stalled(results)[: _EXTRA - extra]
+                results = [result for result in results if result not in hit]
+                extra += len(hit)
+                for result in hit:
+                    reason = f"{result.tally.longest:.0f} s without a token, a stall"
+                    self._exclude(workload, result, reason)
         self.block.repeats[workload.name] = [result.metrics for result in results]
         self.block.samples[workload.name] = [kept(result.samples) for result in results]
         if self.block.arm is Arm.BASELINE:
@@ -125,7 +126,7 @@ class Loading:
         factor = collapsed(tally, now, known, cold=cold)
         if factor is not None:
             self.record.collapse = Collapse(
-                workload.name, factor, tally.running(now), tally.tokens, cold
+                workload.name, factor, tally.steady(now), tally.tokens, cold
             )
         return factor is not None
 
@@ -158,7 +159,7 @@ class Loading:
         )
 
 
-def _stalled(results: Sequence[Repeat]) -> list[Repeat]:
+def stalled(results: Sequence[Repeat]) -> list[Repeat]:
     """Repeats with a silence that the others of this start do not have: a compile, a hiccup."""
     found = []
     for result in results:

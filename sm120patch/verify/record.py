@@ -62,7 +62,7 @@ class Collapse:
     factor: float
     """Times as long as the slowest repeat of the baseline needed for as many tokens."""
     seconds: float
-    """After how long, stalls left out."""
+    """After how long, its longest silence and stalls left out."""
     tokens: int
     cold: bool
     """Seen while warming up."""

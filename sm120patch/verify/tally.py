@@ -2,7 +2,8 @@
 
 A collapse shows in the first seconds: the patched server takes several times as long to produce
 as many tokens as the baseline had at the same point of the same requests. A compile must not look
-like one, so time without a token from any stream counts only up to `STALL` at a stretch.
+like one: the longest time without a token from any stream does not count at all, others only up to
+`STALL`. What is left has to be slow steadily.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ COLLAPSE = 3.0
 """Times slower than every baseline repeat so far. Equal starts differ by up to 1.9 times in the
 worst recorded noise, see `effect.ROUGH`."""
 LEAST_SECONDS = 5.0
+"""Time that counts before anything is said."""
 LEAST_SECONDS_COLD = 30.0
 """The same for the requests that warm the server up, which compile in many small pieces."""
+LEAST_SHARE = 0.02
+"""Share of the tokens of a repeat that must be there, unless a whole repeat's time is over: the
+first ones say more about how prompts are scheduled than about speed."""
 _SPACING = 0.05  # seconds between two marks: bounds the memory
 
 
@@ -63,6 +68,10 @@ class Tally:
         open_stall = max(0.0, now - self.last - STALL)
         return max(0.0, now - self.begin - self.stalled - open_stall)
 
+    def steady(self, now: float) -> float:
+        """The same without the longest silence, the one that is still open included."""
+        return max(0.0, self.running(now) - min(max(self.longest, now - self.last), STALL))
+
     def reached(self, tokens: int) -> float | None:
         """Seconds after which that many tokens were there; None when they never were."""
         index = bisect.bisect_left(self.counts, tokens)
@@ -75,7 +84,7 @@ def slowdown(tally: Tally, now: float, baseline: Sequence[Tally]) -> float:
     Held against the time in which the baseline had one token more, by the slowest of its repeats.
     """
     times = [moment for other in baseline if (moment := other.reached(tally.tokens + 1))]
-    return tally.running(now) / max(times) if times and len(times) == len(baseline) else 0.0
+    return tally.steady(now) / max(times) if times and len(times) == len(baseline) else 0.0
 
 
 def collapsed(tally: Tally, now: float, baseline: Sequence[Tally], *, cold: bool) -> float | None:
@@ -84,9 +93,13 @@ def collapsed(tally: Tally, now: float, baseline: Sequence[Tally], *, cold: bool
     `cold` is for the warm-up. There tokens must have come in the last seconds as well: a server
     that compiles is slow without being steady.
     """
-    if tally.running(now) < (LEAST_SECONDS_COLD if cold else LEAST_SECONDS):
+    if tally.steady(now) < (LEAST_SECONDS_COLD if cold else LEAST_SECONDS):
         return None
     if cold and (tally.tokens == 0 or now - tally.last > STALL / 2):
+        return None
+    whole = max((other.times[-1] for other in baseline if other.times), default=0.0)
+    most = max((other.tokens for other in baseline), default=0)
+    if tally.tokens < LEAST_SHARE * most and tally.steady(now) < whole:
         return None
     found = slowdown(tally, now, baseline)
     return found if found >= COLLAPSE else None

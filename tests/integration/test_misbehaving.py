@@ -154,6 +154,35 @@ def test_a_collapse_is_seen_within_the_first_repeat(prefix: Path) -> None:
     assert "w: collapsed: " in reasons(outcome) and outcome.summary["ended"] == "clear"
 
 
+class Excluded(Silent):
+    """Keeps what did not count."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
+        self.said.append(f"{arm.value} {workload}: {reason}")
+
+
+@pytest.mark.slow
+def test_a_compile_is_not_counted_and_said(prefix: Path) -> None:
+    """The first request of the warm-up and one of a repeat wait for seven seconds."""
+    one_at_a_time = WORK.replace("concurrency = 4", "concurrency = 1")
+    listener = Excluded()
+    outcome = verify(prefix, profile_of(prefix, "stalls", work=one_at_a_time), listener)
+    assert len(listener.said) == 2, listener.said
+    warm_up, repeat = listener.said
+    assert re.fullmatch(r"patched w: warm-up: [78] s without a token, a compile", warm_up)
+    assert re.fullmatch(r"patched w: [78] s without a token, a stall", repeat)
+    arms: Any = outcome.summary["arms"]
+    (block,) = arms["patched"]["blocks"]
+    assert len(block["workloads"]["w"]) == 3, "another repeat took its place"
+    assert [e["workload"] for e in block["excluded"]] == ["w", "w"]
+    assert block["warmups"]["w"]["stall_s"] > 6
+    slowest = min(m["output_throughput"] for m in block["workloads"]["w"])
+    assert slowest > block["excluded"][1]["output_throughput"]
+
+
 # --- clocks and ports --------------------------------------------------------------------------
 
 
@@ -220,8 +249,14 @@ def test_a_baseline_that_fails_requests_leaves_every_file_as_it_was(host: Host) 
     assert "8 of 8 requests failed" in done.error["message"]
 
 
-def test_the_arm_is_told_by_its_option() -> None:
-    assert Arm.PATCHED.value == "patched" and FLAG.startswith("--")
+def test_a_port_that_is_taken_between_two_starts_leaves_every_file_as_it_was(host: Host) -> None:
+    done = apply(host, "leaves-another", "baseline")
+    try:
+        assert done.code == 9 and done.error["code"] == "port-taken", done.out + done.err
+        assert_untouched(host)
+    finally:
+        for pid in done.error["details"]["pids"]:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_terminal_shows_what_comes_in_while_it_comes(host: Host) -> None:
@@ -256,3 +291,30 @@ def read_all(master: int) -> str:
         if not part:
             return text.decode("utf-8", "replace")
         text += part
+
+
+# --- the noise of a host -----------------------------------------------------------------------
+
+
+def test_noise_that_is_on_record_spares_the_next_verification_the_null_run(host: Host) -> None:
+    command = [*words("nothing", "both", 500), "{set_args}"]
+    profile = host.profile(
+        GOOD, command=command, workloads=WORK, verify="blocks = 1", kind="rehearsal"
+    )
+    first = host.run("apply", "fusion", "--gpu", "12.0", "--profile", profile)
+    found = first.result["verification"]
+    assert found["blocks_run"] == ["baseline", "baseline", "patched"], first.err
+    assert found["noise"]["w"]["df"] == 1 and found["noise"]["w"]["floor"] is None
+    assert first.result["outcome"] == "staged", "one start an arm decides nothing so small"
+
+    again = host.run("verify", "fusion", "--gpu", "12.0", "--profile", profile)
+    found = again.result["verification"]
+    assert found["blocks_run"] == ["baseline", "patched"], again.err
+    assert found["noise"]["w"]["floor"]["source"] == "recorded"
+
+    # Another command line is another server: its noise is not known.
+    other = host.profile(
+        GOOD, command=[*command, "--other"], workloads=WORK, verify="blocks = 1", kind="rehearsal"
+    )
+    done = host.run("verify", "fusion", "--gpu", "12.0", "--profile", other)
+    assert done.result["verification"]["schedule"]["null_run"] is True
