@@ -5,6 +5,7 @@ Reads disk; writes the stat cache only.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Collection, Mapping
@@ -91,7 +92,7 @@ def _wheel(
     if cached is not None and cached.basis == basis and cached.differences is not None:
         whole = _with_rest(means.tree, copy, listing, cached)
         if cached.same(whole):
-            digests = {i: cached.digest(i) for i in _places(whole.paths, asked)}
+            digests = {i: cached.digest(i) for _path, i in _places(whole.paths, asked)}
             found = cached.differences
             return _comparison(copy.record, whole, digests, asked, found, (), cached.compared)
     text = data.decode("utf-8", "surrogateescape")
@@ -244,9 +245,13 @@ def _digests(
     return found
 
 
-def _places(paths: list[str], asked: Collection[str]) -> dict[int, str]:
-    wanted = set(asked)
-    return {index: path for index, path in enumerate(paths) if path in wanted}
+def _places(paths: list[str], asked: Collection[str]) -> list[tuple[str, int]]:
+    """Positions of the few files that are asked for."""
+    found = []
+    for path in asked:
+        with contextlib.suppress(ValueError):
+            found.append((path, paths.index(path)))
+    return found
 
 
 def _comparison(
@@ -261,7 +266,7 @@ def _comparison(
 ) -> Comparison:
     named = {
         path: digests[index].sha256.hex()
-        for index, path in _places(listing.paths, asked).items()
+        for path, index in _places(listing.paths, asked)
         if index in digests and digests[index].sha256
     }
     return Comparison(

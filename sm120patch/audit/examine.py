@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from sm120patch.audit import byhand, gittree, judging, ledgers
 from sm120patch.audit.byhand import FileKey
@@ -28,8 +29,10 @@ from sm120patch.errors import HostError
 from sm120patch.evidence import Evidence
 from sm120patch.journal import busy_sets
 from sm120patch.plan import OwnedFile
-from sm120patch.published import Shelf
 from sm120patch.values import dataclass, replace
+
+if TYPE_CHECKING:
+    from sm120patch.published import Shelf
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Knowledge:
 
     catalogue: Catalogue
     here: Here
-    shelf: Shelf | None = None
-    """Published packages that are on this host already."""
+    shelf: Callable[[], Shelf]
+    """Gives the published packages that are on this host already."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,8 @@ def _pristine(
         data = kept.store.get(expected)
         if data is not None:
             return data
-    shelf = knowledge.shelf
-    if shelf is None or shelf.find(copy.target, copy.version) is None:
+    shelf = knowledge.shelf()
+    if shelf.find(copy.target, copy.version) is None:
         return None
     with contextlib.suppress(HostError):
         return shelf.get(copy.target, copy.version).read([path]).get(path)

@@ -22,6 +22,7 @@ WIDTH = 4
 _BLOCK = 1 << 20
 _BATCH_BYTES = 8 << 20
 _BATCH_FILES = 400
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 BYTECODE = "__pycache__"
 
 
@@ -45,11 +46,12 @@ class Listing:
         if status.st_nlink > 1:
             self.linked.add(len(self.paths))
         self.paths.append(path)
-        # What does not fit is from no real file system; it then never matches a cached sign.
-        self.signs.extend(
-            number & 0x7FFF_FFFF_FFFF_FFFF
-            for number in (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        )
+        sign = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        try:
+            self.signs.extend(sign)
+        except OverflowError:  # inodes of some network file systems use all 64 bits
+            del self.signs[(len(self.paths) - 1) * WIDTH :]
+            self.signs.extend(number & 0x7FFF_FFFF_FFFF_FFFF for number in sign)
 
     def sign(self, index: int) -> tuple[int, ...]:
         """Size, mtime_ns, ctime_ns and inode of the file at that position."""
@@ -79,58 +81,58 @@ def list_package(tree: Tree, root: str, package: str) -> Listing:
     except OSError as error:
         listing.problems.append(f"{root}/{package}: {error.strerror}")
         return listing
-    _walk(tree, real, package, listing, (), linked=real != f"{root}/{package}")
+    _enter(tree, real, package, listing, (), linked=real != f"{root}/{package}")
     return listing
 
 
-def _walk(
+def _enter(
     tree: Tree, real: str, path: str, listing: Listing, above: tuple[str, ...], *, linked: bool
 ) -> None:
+    """List a directory that is reached by its path; `above` are those that were entered so."""
     if real in above:
         return  # A link leads back to a directory that it lies in.
     try:
-        # Host paths are quicker by name; below another root nothing may be followed.
-        place: str | int = real if tree.is_host else tree.open_directory(real)
-        try:
-            entries = _entries(place, listing, path)
-        finally:
-            if isinstance(place, int):
-                os.close(place)
+        fd = tree.open_directory(real)
     except OSError as error:
         listing.problems.append(f"{path}: {error.strerror}")
         return
-    for name, kind, status in entries:
-        below = f"{path}/{name}"
-        if kind == "d":
-            _walk(tree, f"{real}/{name}", below, listing, (*above, real), linked=linked)
-        elif kind == "l":
-            _follow(tree, f"{real}/{name}", below, listing, (*above, real))
-        elif status is not None:
-            if linked:
-                listing.real[below] = f"{real}/{name}"
-            listing.add(below, status)
+    _walk(tree, fd, real, path, listing, (*above, real), linked)
 
 
-def _entries(
-    place: str | int, listing: Listing, path: str
-) -> list[tuple[str, str, os.stat_result | None]]:
-    found: list[tuple[str, str, os.stat_result | None]] = []
-    with os.scandir(place) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name != BYTECODE:
-                    found.append((entry.name, "d", None))
-            elif entry.is_symlink():
-                found.append((entry.name, "l", None))
-            else:
-                try:
-                    found.append((entry.name, "f", entry.stat(follow_symlinks=False)))
-                except FileNotFoundError:
-                    continue  # Removed meanwhile.
-                except OSError as error:
-                    listing.problems.append(f"{path}/{entry.name}: {error.strerror}")
-    found.sort()
-    return found
+def _walk(
+    tree: Tree,
+    fd: int,
+    real: str,
+    path: str,
+    listing: Listing,
+    above: tuple[str, ...],
+    linked: bool,
+) -> None:
+    """List an open directory and those below it; closes `fd`."""
+    try:
+        with os.scandir(fd) as found:
+            for entry in sorted(found, key=_name):
+                name = entry.name
+                below = f"{path}/{name}"
+                if entry.is_dir(follow_symlinks=False):
+                    if name != BYTECODE:
+                        inside = os.open(name, _DIRECTORY, dir_fd=fd)
+                        _walk(tree, inside, f"{real}/{name}", below, listing, above, linked)
+                elif entry.is_symlink():
+                    _follow(tree, f"{real}/{name}", below, listing, above)
+                else:
+                    listing.add(below, entry.stat(follow_symlinks=False))
+                    if linked:
+                        listing.real[below] = f"{real}/{name}"
+    except OSError as error:
+        # What vanishes meanwhile ends the list of its directory: then that is not known.
+        listing.problems.append(f"{path}: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
 
 
 def _follow(tree: Tree, link: str, path: str, listing: Listing, above: tuple[str, ...]) -> None:
@@ -139,11 +141,11 @@ def _follow(tree: Tree, link: str, path: str, listing: Listing, above: tuple[str
         status = os.lstat(tree.outside(real))
     except OSError:
         return  # A dangling link is no file; where RECORD lists it, it is missing.
-    if stat.S_ISDIR(status.st_mode):
-        _walk(tree, real, path, listing, above, linked=True)
-    else:
+    if not stat.S_ISDIR(status.st_mode):
         listing.real[path] = real
         listing.add(path, status)
+    elif not f"{link}/".startswith(f"{real}/"):  # else a circle: it leads to where it lies
+        _enter(tree, real, path, listing, above, linked=True)
 
 
 def list_named(tree: Tree, root: str, paths: Iterable[str]) -> Listing:

@@ -6,11 +6,9 @@ after each, then what an import hook of an editable installation maps. No code i
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Sequence
-from urllib.parse import unquote, urlsplit
 
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree
@@ -166,6 +164,8 @@ def _editable_roots(
             above, _, last = mapped.rpartition("/")
             if last == package and tree.is_file(f"{mapped}/__init__.py"):
                 yield above
+    from urllib.parse import unquote, urlsplit
+
     try:
         data = json.loads(tree.text(f"{metadata}/direct_url.json"))
         url = urlsplit(data["url"])
@@ -180,6 +180,8 @@ def _editable_roots(
 
 def _mapping(source: str) -> dict[str, str]:
     """Read the MAPPING that setuptools writes into its import hook."""
+    import ast
+
     found = re.search(r"^MAPPING(?:: *[^=\n]+)? *= *(\{.*?\})\s*$", source, re.MULTILINE)
     try:
         value = ast.literal_eval(found[1]) if found else {}

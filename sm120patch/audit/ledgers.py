@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120patch.audit.tree import Tree
-from sm120patch.claims import CLAIM_NAME
 from sm120patch.errors import RecoveryNeededError, Sm120PatchError
 from sm120patch.journal import Journal, read_journal
-from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.plan import History
 from sm120patch.store import DIRECTORY_NAME, StateDirectory, Store
 from sm120patch.values import dataclass
+
+if TYPE_CHECKING:
+    from sm120patch.ledger import Ledger
 
 _LIMIT = 1 << 30
 _FILES = ("ledger.sqlite3", "ledger.sqlite3-journal", "journal.json")
@@ -49,8 +50,11 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
         journal, problem = _journal(state)
         ledger, history = None, History()
         try:
-            ledger = stack.enter_context(read_ledger(state.ledger))
-            history = History() if ledger is None else ledger.history()
+            if state.ledger.exists():
+                from sm120patch.ledger import read_ledger
+
+                ledger = stack.enter_context(read_ledger(state.ledger))
+                history = History() if ledger is None else ledger.history()
         except Sm120PatchError as error:
             ledger, problem = None, error.message
         holder = state.holder() if tree.is_host else None
@@ -61,6 +65,8 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
 def _state(tree: Tree, prefix: str, stack: contextlib.ExitStack) -> StateDirectory:
     if tree.is_host:
         return StateDirectory.of(Path(prefix))
+    import tempfile
+
     copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sm120patch-audit-")))
     for name in _FILES:
         data = tree.read(f"{prefix}/{DIRECTORY_NAME}/{name}", _LIMIT)
@@ -80,6 +86,8 @@ def _journal(state: StateDirectory) -> tuple[Journal | None, str]:
 
 def claimant(tree: Tree, git_dir: str, prefix: str) -> str | None:
     """Prefix of another environment that has patched this checkout and still has its ledger."""
+    from sm120patch.claims import CLAIM_NAME
+
     try:
         data = json.loads(tree.text(f"{git_dir}/{CLAIM_NAME}"))
     except ValueError:

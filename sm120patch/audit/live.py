@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -53,9 +53,12 @@ def in_environment(
         yield from carriers.in_variables(Tree(), server.environ, name)
 
 
-def gone_libraries(live: Live) -> Iterator[Finding]:
-    """Find processes that map a library of the packages or a build that is not there any more."""
+def gone_libraries(live: Live, below: Sequence[str]) -> Iterator[Finding]:
+    """Find processes that map a library that is not there any more, below one of the places."""
+    starts = tuple(f"{place.rstrip('/')}/" for place in below)
     for process, path in live.gone:
+        if not path.startswith(starts):
+            continue
         detail = f"maps {path}, which is not what a start would load now"
         name = f"pid {process.pid}"
         yield Finding(Kind.STALE_SERVER, "-", name, detail, (), "restart the server")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sm120patch.audit.findings import FileState, Finding, Kind, PackageReport
 from sm120patch.audit.tree import Tree
-from sm120patch.caches import flashinfer
 from sm120patch.values import dataclass
 
 TARGET = "flashinfer-python"
@@ -116,9 +115,12 @@ def build_findings(
     For this host only: `homes` are those below which builds are kept. Builds of files that we
     have changed follow them by content and are left out.
     """
-    changed = [flashinfer.ChangedFile(f.path) for f in package.files if f.state in _CHANGED]
-    if package.target != TARGET or not changed:
+    paths = [f.path for f in package.files if f.state in _CHANGED]
+    if package.target != TARGET or not paths:
         return
+    from sm120patch.caches import flashinfer
+
+    changed = [flashinfer.ChangedFile(p) for p in paths]
     ours = {f.path for f in package.files if f.state is FileState.OURS}
     root = Path(package.root)
 

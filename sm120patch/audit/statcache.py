@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import time
+import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ RACY_NS = 2_000_000_000
 """Files that changed less than this before they were hashed are hashed again the next time."""
 _LIMIT = 256 << 20
 _SHA256, _BLOB = 32, 20
+_CHECK = 9
+"""Bytes of the checksum in front, which tells damage and nothing else."""
 _NEVER = -1
 """Stands in place of numbers that must not match."""
 
@@ -134,7 +137,8 @@ class StatCache:
         for index in range(len(listing.paths)):
             times = signs[index * WIDTH + 1 : index * WIDTH + 3]
             digest = digests.get(index)
-            if max(times) >= fresh or digest is None or not digest.sha256:
+            # What was not compared (RECORD itself) has no digest and needs none.
+            if max(times) >= fresh or (digest is not None and not digest.sha256):
                 signs[index * WIDTH] = _NEVER
         data = _encode(place, basis, listing, signs, digests, result)
         path = self._file(place)
@@ -190,14 +194,14 @@ def _encode(
             *((d.blob for d in found) if blobs else ()),
         ]
     )
-    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    return b"%08x\n" % zlib.crc32(body) + body
 
 
 def _decode(data: bytes, place: str) -> Cached | None:
-    body = memoryview(data)[65:]
-    if hashlib.sha256(body).hexdigest().encode() + b"\n" != data[:65]:
+    body = memoryview(data)[_CHECK:]
+    if data[:_CHECK] != b"%08x\n" % zlib.crc32(body):
         return None
-    line, _, _rest = data[65:].partition(b"\n")
+    line = bytes(body[: data.index(b"\n", _CHECK) - _CHECK])
     head = json.loads(line)
     if head["format"] != FORMAT or head["place"] != place:
         return None

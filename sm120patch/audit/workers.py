@@ -11,9 +11,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -79,6 +81,8 @@ class Workers(Generic[Item, Result]):
         done: dict[int, Result],
         idle: list[Connection],
     ) -> None:
+        from multiprocessing.connection import Connection, wait
+
         for ready in wait(list(busy)):
             assert isinstance(ready, Connection)
             index, item = busy.pop(ready)
@@ -93,6 +97,8 @@ class Workers(Generic[Item, Result]):
         # A fork copies one thread only: locks that others hold would stay locked for ever.
         if self._workers or self._count < 2 or threading.active_count() > 1:
             return
+        from multiprocessing.connection import Pipe
+
         for _ in range(self._count):
             ours, theirs = Pipe()
             try:

@@ -17,7 +17,7 @@ from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sm120patch.audit.findings import HostReport
     from sm120patch.catalogue import Catalogue, Places
@@ -87,19 +87,16 @@ def audit(
     """
     from sm120patch.audit.findings import FailOn, Kind, host_dict
     from sm120patch.cli.audittext import report_text
-    from sm120patch.operations import exporting
     from sm120patch.operations.auditing import Scope
     from sm120patch.operations.auditing import audit as audit_host
 
-    exports = exporting.Exports(cyclonedx, prometheus, sarif)
-    exporting.check(exports)
-    started = time.monotonic()
+    export = _exporter(cyclonedx, prometheus, sarif)
     scope, known = Scope(root, env, python, network, quick), _catalogue(output, catalogue)
     report = audit_host(scope, known, _progress(output))
     fixes = _fix(output, report, catalogue, yes=yes) if fix else []
     if fixes:
         report = audit_host(scope, known, _progress(output))  # what is left, read back
-    written = exporting.write(exports, report, known.sets, exporting.Timing.since(started))
+    written = export(report, known)
     chosen = FailOn(frozenset(map(Kind, fail_on))) if fail_on else FailOn()
     failed = chosen.fails(finding for _environment, finding in report.all_findings)
     code = ExitCode.FINDINGS if failed else ExitCode.OK
@@ -110,6 +107,22 @@ def audit(
     result["written"] = [str(path) for path in written]
     output.data(result, report_text(report), code)
     return code
+
+
+def _exporter(*files: Path | None) -> Callable[[HostReport, Catalogue], Sequence[Path]]:
+    """Return what writes the report for other tools; what it needs is checked now."""
+    if not any(files):
+        return lambda _report, _known: ()
+    from sm120patch.operations import exporting
+
+    exports = exporting.Exports(*files)
+    exporting.check(exports)
+    started = time.monotonic()
+
+    def export(report: HostReport, known: Catalogue) -> Sequence[Path]:
+        return exporting.write(exports, report, known.sets, exporting.Timing.since(started))
+
+    return export
 
 
 def _fix(output: Output, report: HostReport, catalogue: Places, *, yes: bool) -> list[Fixed]:

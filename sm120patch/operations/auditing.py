@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120patch.audit import (
     byhand,
@@ -36,9 +37,10 @@ from sm120patch.audit.tree import Tree
 from sm120patch.catalogue import Catalogue
 from sm120patch.errors import HostError, Sm120PatchError, UsageError
 from sm120patch.evidence import Evidence
-from sm120patch.operations import inspecting
-from sm120patch.published import Shelf, cache_directory
 from sm120patch.values import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from sm120patch.published import Shelf
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Scope:
     directories: int = DIRECTORIES
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
+    @property
+    def is_named(self) -> bool:
+        """One environment is meant."""
+        return bool(self.env or self.python)
+
 
 def audit(
     scope: Scope, catalogue: Catalogue, progress: Callable[[str], None] = lambda _text: None
@@ -62,11 +69,10 @@ def audit(
     """Audit what `scope` names. Raises UsageError or HostError when there is no such thing."""
     tree = _tree(scope)
     search = _search(tree, scope, progress)
-    found = [_named(tree, scope)] if scope.env or scope.python else list(search.places())
+    found = [_named(tree, scope)] if scope.is_named else list(search.places())
     found = [replace(p, names=_names(p, search)) for p in found]
     known = {p.prefix for p in found}
-    shelf = Shelf(cache_directory(scope.environ), lambda _text: None, offline=True)
-    knowledge = Knowledge(catalogue, _here(tree), shelf)
+    knowledge = Knowledge(catalogue, _here(tree), lambda: _shelf(scope))
     around = _Around(tree, scope, catalogue, search)
     reports: list[EnvironmentReport] = []
     seen = _Seen(tree)
@@ -173,7 +179,22 @@ def _names(place: Place, search: Search) -> tuple[str, ...]:
 
 def _here(tree: Tree) -> Callable[[Evidence], bool]:
     """Evidence kept in an image was gathered where that image ran, whatever host this is."""
-    return inspecting.here() if tree.is_host else (lambda _evidence: False)
+    judges: list[Callable[[Evidence], bool]] = []
+
+    def here(evidence: Evidence) -> bool:
+        if not judges:
+            from sm120patch.operations import inspecting
+
+            judges.append(inspecting.here())
+        return tree.is_host and judges[0](evidence)
+
+    return here
+
+
+def _shelf(scope: Scope) -> Shelf:
+    from sm120patch.published import Shelf, cache_directory
+
+    return Shelf(cache_directory(scope.environ), lambda _text: None, offline=True)
 
 
 class _Around:
@@ -187,12 +208,13 @@ class _Around:
         caches = [*search.installer_caches, *sharing.default_caches(tree, scope.environ)]
         self._copies = list(dict.fromkeys(sharing.cached_copies(tree, _real_paths(tree, caches))))
         self._live: live.Live | None = None
+        self._paths: dict[tuple[tuple[str, str], ...], dict[str, set[str]]] = {}
 
     def of_environment(self, place: Place, examined: Examined) -> Iterator[Finding]:
         """What else there is to find of one environment."""
         tree, report, layout = self._tree, examined.report, examined.layout
         yield from carriers.in_environment(tree, place, layout)
-        asked = byhand.paths_of(self._catalogue, report.versions)
+        asked = self._asked(report.versions)
         conda = list(sharing.conda_copies(tree, report))
         self._copies += [c for c in conda if c not in self._copies]
         for copy in layout.copies:
@@ -214,7 +236,10 @@ class _Around:
                 key = (package.target, package.version)
                 edited.setdefault(key, set()).update(f.path for f in package.files)
         for copy in self._copies:
-            asked = byhand.paths_of(self._catalogue, {copy.target: copy.version})
+            # For one environment only what its own reinstall would bring counts.
+            if self._scope.is_named and (copy.target, copy.version) not in edited:
+                continue
+            asked = self._asked({copy.target: copy.version})
             wanted = asked.get(copy.target, set()) | edited.get((copy.target, copy.version), set())
             yield from sharing.in_cache(self._tree, copy, wanted)
         where = "/etc/environment"
@@ -223,7 +248,21 @@ class _Around:
             here = "the environment of this command"
             yield from carriers.in_variables(self._tree, self._scope.environ, here)
             if self._live is not None:
-                yield from live.gone_libraries(self._live)
+                yield from live.gone_libraries(self._live, self._watched(reports))
+
+    def _watched(self, reports: list[EnvironmentReport]) -> list[str]:
+        """Where a library that is gone matters: anywhere, or in what belongs to one environment."""
+        if not self._scope.is_named:
+            return ["/"]
+        roots = [_real(self._tree, p.root) for e in reports for p in e.packages]
+        home = self._scope.environ.get("HOME")
+        return [*roots, *([f"{_real(self._tree, home)}/.cache"] if home else [])]
+
+    def _asked(self, versions: Mapping[str, str]) -> dict[str, set[str]]:
+        key = tuple(sorted(versions.items()))
+        if key not in self._paths:
+            self._paths[key] = byhand.paths_of(self._catalogue, versions)
+        return self._paths[key]
 
     def _homes(self) -> list[str]:
         environ = self._scope.environ
