@@ -1,0 +1,97 @@
+"""Commands at the same time: one after the other, or refused; never interleaved."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.property.test_schedules import CONTENT, TEXTS, expected
+from tests.support import catalogue as small
+from tests.support.catalogue import KERNEL, A
+from tests.support.command import CHECKOUT, Ran, run_after
+from tests.support.place import Place, reinstall
+
+
+def start(place: Place, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sm120patch", *words, *place.options]
+    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    return subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Ran:
+    out, err = process.communicate(timeout=300)
+    assert "Traceback" not in err, err
+    return Ran(process.returncode, out, err)
+
+
+APPLY_ONE = ("apply", "one", "--no-verify", "--allow-running")
+APPLY_TWO = ("apply", "two", "--no-verify", "--allow-running")
+PAIRS = {
+    "two applies": (APPLY_ONE, APPLY_TWO),
+    "apply and revert": (APPLY_TWO, ("revert", "one", "--allow-running")),
+    "apply and audit": (APPLY_TWO, ("audit",)),
+}
+
+
+@pytest.mark.parametrize("pair", sorted(PAIRS))
+def test_commands_at_once_are_one_after_the_other_or_refused(place: Place, pair: str) -> None:
+    """Both files of both orders are known; anything else is interleaved."""
+    first, second = PAIRS[pair]
+    if pair != "two applies":
+        place.stage("one")
+    for _ in range(3):
+        runs = [start(place, *first), start(place, *second)]
+        codes = [ended(process).code for process in runs]
+        # stale: the other was quicker between look and lock; busy: it was at it
+        assert all(code in (0, 1, 5, 9) for code in codes), codes
+        staged = {n for n, s in place.states().items() if s == "staged"}
+        assert place.read(A) == expected(staged & set(CONTENT))[A]
+        if second[0] == "audit":
+            assert codes[1] == 1, "it names what is not verified"
+        if pair == "two applies":
+            assert staged == {n for n, c in zip(("one", "two"), codes, strict=True) if c == 0}
+            assert staged, "one of them gets through"
+        assert place.litter() == []
+        place.run("revert", "--all")
+        if pair != "two applies":
+            place.run("apply", "one", "--no-verify")
+
+
+def test_pip_install_during_an_apply_loses_nothing_of_upstreams(place: Place) -> None:
+    """The package is installed anew at a random step of the apply; the end is never a mixture."""
+    chance = random.Random(3)
+    moments = ["store sglang/a.py", "journal opened", f"stage {A}", f"replace {KERNEL}",
+               f"replace {A}", "purge bytecode", "ledger commit"]  # fmt: skip
+    for moment in chance.sample(moments, 4):
+        fresh = place.root / "fresh"
+        shutil.rmtree(fresh, ignore_errors=True)
+        small.install(fresh, "1.0")
+        statements = f"""
+import shutil
+from sm120patch import transaction
+def at(label):
+    if label == {moment!r}:
+        shutil.copytree({str(fresh)!r}, {str(place.site)!r}, dirs_exist_ok=True)
+transaction.on_checkpoint = at
+"""
+        ran = run_after(statements, "apply", "bundle", "--no-verify", *place.options)
+        assert "Traceback" not in ran.err
+        if ran.code == 7:
+            assert place.run("recover").code == 0
+        states = place.states()
+        for path in (A, KERNEL):
+            assert place.read(path) in (TEXTS[path], expected({"one", "kernel"})[path])
+        mixed = place.changed() not in (set(), {A, KERNEL})
+        if mixed or (place.changed() == set()) != (states["bundle"] == "absent"):
+            assert states["bundle"] in ("drifted", "lost"), (moment, states, place.changed())
+        assert place.litter() == []
+        reinstall(place, "1.0")
+        place.run("revert", "--all")
+        assert place.changed() == set()
