@@ -35,7 +35,7 @@ def _claim_files(environment: Environment) -> dict[str, Path]:
 def _owner(path: Path) -> str | None:
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     owner = data.get("prefix") if isinstance(data, dict) else None
     return owner if isinstance(owner, str) else None

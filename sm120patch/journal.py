@@ -19,6 +19,8 @@ from sm120patch.values import asdict, dataclass, field
 
 Side = Literal["a", "b"]
 SCHEMA = 1
+MAX_BYTES = 32 << 20
+"""Largest journal that is read: thousands of files."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,13 @@ def write_journal(path: Path, journal: Journal) -> None:
 def read_journal(path: Path) -> Journal | None:
     """Return the open journal, None when there is none; RecoveryNeededError when unreadable."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     try:
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
         data = json.loads(raw)
         if data.pop("schema") != SCHEMA:
             raise ValueError("unknown schema")
@@ -127,7 +132,7 @@ def read_journal(path: Path) -> Journal | None:
         sets = tuple(data.pop("sets"))
         journal = Journal(**data, sets=sets, files=files, caches=caches)
         _check(journal)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RecoveryNeededError(
             f"the journal {path} cannot be read: {error}",
             hint="it is written atomically, so something else damaged it; "

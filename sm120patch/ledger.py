@@ -70,7 +70,7 @@ def _reading_rows() -> Iterator[None]:
     """Content that this module never writes is damage of the file, not a bug of ours."""
     try:
         yield
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise sqlite3.DatabaseError(f"a row holds what was never written: {error}") from error
 
 
