@@ -207,6 +207,7 @@ def _facts(subject: Subject, data: Record) -> list[tuple[str, str]]:
         ("asked for", text(event.data, "command")),
         ("must show", goal + (f", margin {margin:.1%}" if margin is not None else "")),
         ("took", "" if seconds is None else f"{seconds:.0f} s, clock: {text(data, 'clock')}"),
+        ("client", text(data, "client")),
         ("seed", text(data, "seed")),
         ("profile", f"{text(data, 'profile', 'path')}  ({evidence.profile[:16]})"),
         ("also on disk", ", ".join(evidence.baseline_sets)),

@@ -80,6 +80,11 @@ class Repeat:
     """True when `pulse` broke it off."""
 
     @property
+    def told(self) -> bool:
+        """True when single requests are known: another client gives its figures only."""
+        return bool(self.samples)
+
+    @property
     def failures(self) -> list[str]:
         """Distinct error texts, most frequent first."""
         errors = [sample.error for sample in self.samples if not sample.ok]

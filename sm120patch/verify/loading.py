@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sm120patch.verify.clients import Pass, drive
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.loadgen import Repeat, Target, measure
 from sm120patch.verify.profile import Profile, Workload
@@ -90,6 +91,8 @@ class Loading:
         """One pass over a workload; None when it showed a collapse and was broken off."""
         cold = prompts is not None
         doing = f"warming up {workload.name}" if cold else f"serving {workload.name}"
+        if not (cold or self.profile.driver.native):
+            return self._drive(workload, repeat, doing)
         result = measure(
             self.target,
             workload,
@@ -103,9 +106,17 @@ class Loading:
         )
         if result.stopped:
             return None
-        self._check(result, doing)
+        self._check(result, doing, workload.prompts)
         if cold and self.block.arm is Arm.BASELINE:
             self._remember(workload, "warmup", [result.tally])
+        return result
+
+    def _drive(self, workload: Workload, repeat: int, doing: str) -> Repeat:
+        """Have another client run a repeat; a collapse shows at its end only."""
+        watch = partial(self.server.check_alive, doing)
+        info, deadline = self.server.info, self.deadline
+        result = drive(Pass(self.profile, self.target, workload, repeat, info, deadline, watch))
+        self._check(result, doing, workload.prompts)
         return result
 
     def _pulse(self, workload: Workload, cold: bool, doing: str, tally: Tally, now: float) -> bool:
@@ -143,16 +154,17 @@ class Loading:
             }
         )
 
-    def _check(self, result: Repeat, doing: str) -> None:
+    def _check(self, result: Repeat, doing: str, asked: int) -> None:
         """A repeat that was cut off is no measurement; one with failures is a broken server."""
         failures = result.metrics["failed"]
-        if not result.cut and failures <= FAILED_SHARE * len(result.samples):
+        asked = len(result.samples) if result.told else asked
+        if not result.cut and failures <= FAILED_SHARE * asked:
             return
         self.server.check_alive(doing)
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise OutOfTime
         raise failed(
-            f"{failures:g} of {len(result.samples)} requests failed while {doing}: "
+            f"{failures:g} of {asked} requests failed while {doing}: "
             + "; ".join(result.failures[:3]),
             self.server.log,
             self.server.log_offset,

@@ -7,12 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sm120patch.errors import UsageError
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
+from sm120patch.verify.driver import Driver, read_driver
 from sm120patch.verify.table import Table
 
 PLACEHOLDERS = ("{python}", "{prefix}", "{port}", "{tool_python}", "{api_key}")
@@ -118,6 +119,8 @@ class Profile:
     """Start the baseline against itself first; None: where the noise is not on record."""
     hang_timeout: float = 300.0
     """Seconds without a token from any stream after which a measured server counts as hung."""
+    driver: Driver = field(default_factory=Driver)
+    """The client that sends the measured requests."""
     digest: str = ""
     """Digest of what shapes the evidence: server, workloads, seed; not of paths and timeouts."""
 
@@ -140,7 +143,8 @@ class Profile:
         server = self.server
         return digest_of([server.mode, list(server.command), dict(server.env), self.endpoint,
                           self.model, workload.input_len, workload.output_len,
-                          workload.concurrency, workload.prompts])  # fmt: skip
+                          workload.concurrency, workload.prompts,
+                          *self.driver.shaping])  # fmt: skip
 
     def with_policy(self, policy: VerificationPolicy) -> tuple[int, float, tuple[Workload, ...]]:
         """Blocks, margin and workloads with the gaps filled from the policy of the sets."""
@@ -189,6 +193,7 @@ def parse(text: str, *, origin: str, python: str, prefix: str) -> Profile:
         request_timeout=verify.number("request_timeout", 1800, 1, 86400) or 1800,
         null_run=verify.truth("null_run"),
         hang_timeout=verify.number("hang_timeout", 300, 1, 86400) or 300,
+        driver=read_driver(top.table("driver")),
     )
     verify.done()
     top.done()
@@ -298,6 +303,8 @@ def _sealed(profile: Profile) -> Profile:
                        w.warmup] for w in profile.workloads],
         "verify": [profile.blocks, profile.margin, profile.seed, profile.endpoint, profile.model],
     }  # fmt: skip
+    if not profile.driver.native:
+        shaping["driver"] = profile.driver.shaping
     return replace(profile, digest=digest_of(shaping))
 
 

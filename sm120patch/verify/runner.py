@@ -398,6 +398,7 @@ class _Run:
             "kind": self.record.kind.value,
             "profile": {"path": self.profile.origin, "digest": self.profile.digest},
             "versions": dict(self.duty.versions),
+            "client": self.profile.driver.kind,
             "seed": self.profile.seed,
             "server_seed": info.get("seed"),
             "time_scale": info.get("time_scale"),

@@ -62,6 +62,11 @@ seed = 1
 # Give up after this many seconds; the verdict is then inconclusive.
 # max_time = 7200
 
+# The client that measures: our own, or bench_serving of the patched environment, or any command
+# that prints JSON (docs/profile.md).
+# [driver]
+# kind = "bench_serving"
+
 # For a server that somebody else runs (systemd, a container), use this instead of `command`.
 # {set_args} and {set_env} (KEY=VALUE each) must reach the server; it must listen on this host.
 # [server]

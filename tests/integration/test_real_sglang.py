@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from sm120patch.plan import Launch
 from sm120patch.unified import make_diff
 from sm120patch.verify import processes
 from sm120patch.verify.answers import examine
+from sm120patch.verify.clients import Pass, drive
 from sm120patch.verify.commandline import arms
 from sm120patch.verify.correctness import judge
 from sm120patch.verify.engagement import process_seen
 from sm120patch.verify.loadgen import Request, Target, ask, measure
 from sm120patch.verify.metrics import Sample, calculate
 from sm120patch.verify.origin import foreign, origin_of
-from sm120patch.verify.profile import Workload, load
+from sm120patch.verify.profile import Workload, load, parse
 from sm120patch.verify.server import Server, running
 from sm120patch.verify.spawn import ServerError
 from tests.support import real_sglang
@@ -376,6 +378,23 @@ def test_figures_agree_with_those_of_bench_serving(serving: Serving, tmp_path: P
     for name in ("output_throughput", "median_e2e_latency_ms", "median_itl_ms"):
         found = [repeat.metrics[name] for repeat in ours]
         assert min(found) / 1.5 <= line[name] <= max(found) * 1.5, (name, found, line[name])
+
+
+def test_bench_serving_can_measure_in_place_of_our_own_client(serving: Serving) -> None:
+    text = serving.host.profile.read_text() + '\n[driver]\nkind = "bench_serving"\n'
+    prefix = serving.host.prefix
+    profile = parse(text, origin="p", python=str(prefix / "bin/python"), prefix=str(prefix))
+    workload = Workload("w", input_len=64, output_len=16, concurrency=8, prompts=16)
+    ours = [measure(serving.target, workload, seed=1, tag="d", repeat=n) for n in (1, 2, 3)]
+    info, alive = serving.server.info, partial(serving.server.check_alive, "testing")
+    result = drive(Pass(profile, serving.target, workload, 1, info, None, alive))
+    assert (result.metrics["completed"], result.metrics["failed"]) == (16, 0)
+    assert result.metrics["total_output_tokens"] == 16 * 16
+    assert result.metrics["total_input_tokens"] == 16 * 64
+    missing = set(ours[0].metrics) - set(result.metrics)
+    assert missing <= {"max_itl_ms"}, "the names are theirs"
+    found = [repeat.metrics["output_throughput"] for repeat in ours]
+    assert min(found) / 1.5 <= result.metrics["output_throughput"] <= max(found) * 1.5
 
 
 def test_an_engine_that_was_killed_is_noticed_while_requests_wait(serving: Serving) -> None:
