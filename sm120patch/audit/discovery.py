@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from sm120patch.audit import places
 from sm120patch.audit.findings import Skipped
@@ -130,7 +131,8 @@ class Search:
 
     def _link(self, path: str) -> Iterator[Place]:
         """Name a link to an environment, and find the environment if nothing else leads to it."""
-        if not self.tree.is_dir(path):
+        # Not even a look at what lies behind a link may wait for a file server.
+        if self._leads_to_network(path) or not self.tree.is_dir(path):
             return
         marks = ("pyvenv.cfg", "conda-meta")
         if any(self.tree.status(f"{path}/{mark}") is not None for mark in marks):
@@ -139,6 +141,22 @@ class Search:
             place = places.of_prefix(self.tree, real)
             if place is not None:
                 yield place
+
+    def _leads_to_network(self, path: str) -> bool:
+        if self.limits.network or not self._network:
+            return False
+        try:
+            target = Path(self.tree.outside(path)).readlink()
+        except OSError:
+            return True
+        above = path.rpartition("/")[0] or "/"
+        leads = os.path.normpath(os.path.join(above, target))  # noqa: PTH118 - text only
+        outside = self.tree.outside(leads)
+        return any(outside == m or outside.startswith(f"{m}/") for m in self._network)
+
+    @property
+    def _network(self) -> list[str]:
+        return [path for path, mount in self.mounts.items() if mount.kind in NETWORK]
 
     def _enqueue(self, path: str, name: str, depth: int, queue: deque[tuple[str, int]]) -> None:
         if name in _NAMES or path in _PLACES:

@@ -109,6 +109,7 @@ def _walk(
     linked: bool,
 ) -> None:
     """List an open directory and those below it; closes `fd`."""
+    add = listing.add
     try:
         with os.scandir(fd) as found:
             for entry in sorted(found, key=_name):
@@ -121,7 +122,7 @@ def _walk(
                 elif entry.is_symlink():
                     _follow(tree, f"{real}/{name}", below, listing, above)
                 else:
-                    listing.add(below, entry.stat(follow_symlinks=False))
+                    add(below, entry.stat(follow_symlinks=False))
                     if linked:
                         listing.real[below] = f"{real}/{name}"
     except OSError as error:

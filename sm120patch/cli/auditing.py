@@ -49,6 +49,13 @@ KINDS = (
     help="Kinds of findings that exit with 1; may be repeated (default: all). What is unknown"
     " always does.",
 )
+@click.option(
+    "--max-directories",
+    type=click.IntRange(min=1),
+    default=400_000,
+    show_default=True,
+    help="Directories that the search looks into at most.",
+)
 @click.option("--network", is_flag=True, help="Search network mounts too.")
 @click.option(
     "--quick",
@@ -72,6 +79,7 @@ def audit(
     python: str | None,
     root: Path | None,
     fail_on: tuple[str, ...],
+    max_directories: int,
     network: bool,
     quick: bool,
     fix: bool,
@@ -91,7 +99,10 @@ def audit(
     from sm120patch.operations.auditing import audit as audit_host
 
     export = _exporter(cyclonedx, prometheus, sarif)
-    scope, known = Scope(root, env, python, network, quick), _catalogue(output, catalogue)
+    scope, known = (
+        Scope(root, env, python, network, quick, max_directories),
+        _catalogue(output, catalogue),
+    )
     report = audit_host(scope, known, _progress(output))
     fixes = _fix(output, report, catalogue, yes=yes) if fix else []
     if fixes:

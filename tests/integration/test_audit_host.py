@@ -215,6 +215,16 @@ def test_the_text_says_what_the_findings_are(host: AuditedHost) -> None:
     assert "25 environments: " in ran.out
 
 
+def test_a_copy_in_a_users_site_beside_that_of_the_system_is_named(tmp_path: Path) -> None:
+    host = AuditedHost(tmp_path)
+    audited.system(host)
+    user = host.path("/home/ops/.local/lib/python3.11/site-packages")
+    audited.install_fake(user, "sglang", "1.0", audited.FILES["sglang"])
+    (copy,) = audit(host).result["findings"]
+    assert (copy["kind"], copy["target"]) == ("copies", "sglang")
+    assert copy["path"].startswith("/home/ops/.local/") and "of /usr" in copy["detail"]
+
+
 # --- nothing of this host is read through an image ----------------------------------------------
 
 WATCH = """

@@ -260,12 +260,15 @@ def test_network_mounts_are_skipped_by_name_unless_asked_for(tmp_path: Path) -> 
         str(tmp_path / "share"): Mount(str(tmp_path / "share"), "nfs4", "server:/x"),
         str(tmp_path / "proc"): Mount(str(tmp_path / "proc"), "proc", "proc"),
     }
+    (tmp_path / "link").symlink_to(tmp_path / "share" / "venv")
+    (tmp_path / "inner").symlink_to("/share/venv")
     tree = Tree.at(tmp_path)
     search = Search(tree, Limits(), there)
     assert list(search.places()) == []
     assert [(s.path, "nfs4" in s.reason) for s in search.skipped] == [("/share", True)]
     asked = Search(tree, Limits(network=True), there)
     assert [p.prefix for p in asked.places()] == ["/share/venv"] and asked.skipped == []
+    assert asked.links == {"/share/venv": ["/inner"]}, "asked for, the link is a name of it"
 
 
 def test_mount_points_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
