@@ -58,8 +58,9 @@ class Examined:
 
 def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
     """Examine the environment at `place`."""
-    layout = read_layout(means.tree, place)
     with ledgers.opened(means.tree, place.prefix) as kept:
+        written = {target: file.root for (target, _), file in kept.history.files.items()}
+        layout = read_layout(means.tree, place, written)
         if not layout.copies and not layout.problems and not kept.history.files:
             found = _problems(layout, {}, kept)
             return Examined(_report(place, kept, (), [], found), layout, {})

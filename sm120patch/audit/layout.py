@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree
@@ -46,14 +46,20 @@ class Layout:
     """Target and why its copy cannot be told, though something of it is there."""
 
 
-def read_layout(tree: Tree, place: Place) -> Layout:
-    """Tell what the environment at `place` imports."""
+def read_layout(tree: Tree, place: Place, written: Mapping[str, str] | None = None) -> Layout:
+    """Tell what the environment at `place` imports.
+
+    `written` is where the ledger's changes went: target -> import root, as the interpreter named it
+    then. It decides where code in a `.pth` file may have put another copy first, which files alone
+    cannot tell.
+    """
     path, code = _search_path(tree, place.sites)
     copies: list[Copy] = []
     problems: list[tuple[str, str]] = []
     listed = {directory: tree.names(directory) for directory in path}
     for target, package in IMPORT_NAMES.items():
-        found = _copy(tree, target, package, listed)
+        first = (written or {}).get(target) if code else None
+        found = _copy(tree, target, package, listed, first)
         if isinstance(found, Copy):
             copies.append(found)
         elif found:
@@ -82,7 +88,9 @@ def _search_path(tree: Tree, sites: Sequence[str]) -> tuple[list[str], list[tupl
     return path, code
 
 
-def _copy(tree: Tree, target: str, package: str, listed: dict[str, list[str]]) -> Copy | str | None:
+def _copy(
+    tree: Tree, target: str, package: str, listed: dict[str, list[str]], first: str | None
+) -> Copy | str | None:
     metadata = list(_metadata(target, listed))
     roots = [
         directory
@@ -91,6 +99,8 @@ def _copy(tree: Tree, target: str, package: str, listed: dict[str, list[str]]) -
     ]
     for entry in metadata:
         roots += [r for r in _editable_roots(tree, entry, package, listed) if r not in roots]
+    if first is not None and tree.is_file(f"{first}/{package}/__init__.py"):
+        roots = [first, *(root for root in roots if root != first)]
     if not roots:
         if not metadata:
             return None

@@ -89,6 +89,10 @@ def test_case_24_of_two_copies_the_imported_one_is_patched(place: Place) -> None
     place.seal()
     place.stage("one")
     assert (shadow / A).read_text() == A_WITH_ONE and place.read(A) == A_TEXT
+    found = place.findings()
+    assert ("copies", str(place.site / "sglang")) in found
+    assert ("carrier", str(place.site / "first.pth")) in found, "code that decides what is imported"
+    assert "lost" not in {kind for kind, _path in found}
 
 
 def test_case_24_the_copy_that_is_not_imported_is_a_finding(place: Place) -> None:
