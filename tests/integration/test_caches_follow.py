@@ -166,8 +166,13 @@ def test_a_build_file_that_tells_nothing_is_never_up_to_date(tmp_path: Path, tex
 
 @pytest.mark.parametrize(
     ("age", "up_to_date"),
-    [(10**9, True), (3600, True), (2, True), (0, True), (-3600, False)],
-    ids=["2001", "an hour", "seconds", "now", "in the future"],
+    [
+        pytest.param(3600, True, id="an hour"),
+        pytest.param(10**9, True, id="2001", marks=pytest.mark.slow),
+        pytest.param(2, True, id="seconds", marks=pytest.mark.slow),
+        pytest.param(0, True, id="now", marks=pytest.mark.slow),
+        pytest.param(-3600, False, id="in the future", marks=pytest.mark.slow),
+    ],
 )
 def test_whatever_the_age_of_a_header_the_library_is_of_what_the_header_says(
     jitplace: JitPlace, age: int, up_to_date: bool

@@ -17,7 +17,7 @@ from sm120patch.model import Changed, PayloadKind
 from tests.support import jit, real_sglang
 from tests.support.command import run
 from tests.support.real_flashinfer import (
-    DIVISION,
+    EXCEPTION,
     MARK,
     PAGE,
     RealFlashInfer,
@@ -80,20 +80,20 @@ def test_a_real_module_follows_an_apply_a_revert_and_a_second_apply(
 def test_a_kernel_that_sglang_builds_through_tvm_ffi_follows_too(
     flashinfer: RealFlashInfer, tmp_path: Path
 ) -> None:
-    library = flashinfer.build_kernel(DIVISION)
+    library = flashinfer.build_kernel(EXCEPTION)
     upstream = library.read_bytes(), library.stat().st_mtime_ns
-    catalogue_dir = write_catalogue(tmp_path / "catalogue", flashinfer.site, DIVISION)
+    catalogue_dir = write_catalogue(tmp_path / "catalogue", flashinfer.site, EXCEPTION)
     options = ["--env", flashinfer.prefix, "--catalogue", catalogue_dir, "--output", "json"]
     home = {"HOME": str(flashinfer.home)}
     ran = run("apply", "mark", "--no-verify", "--gpu", "12.0", *options, **home)
     assert ran.code == 0, ran.out
     assert not library.exists()
-    assert flashinfer.build_kernel(DIVISION) == library
+    assert flashinfer.build_kernel(EXCEPTION) == library
     assert (library.read_bytes(), library.stat().st_mtime_ns) != upstream
     ran = run("revert", "mark", *options, **home)
     assert ran.code == 0, ran.out
     assert freshness.work_to_do(library.parent, jit.ninja()) == ()
-    flashinfer.build_kernel(DIVISION)
+    flashinfer.build_kernel(EXCEPTION)
     assert (library.read_bytes(), library.stat().st_mtime_ns) == upstream
 
 

@@ -21,7 +21,7 @@ from tests.support.compileplace import cuda_home
 from tests.support.environments import create_venv, install_wheel
 
 PAGE = "flashinfer/data/include/flashinfer/page.cuh"
-DIVISION = "flashinfer/data/include/flashinfer/fastdiv.cuh"
+EXCEPTION = "flashinfer/data/include/flashinfer/exception.h"
 MARK = "// a line that changes nothing\n"
 
 
