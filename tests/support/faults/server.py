@@ -10,6 +10,7 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import sys
 import tempfile
 from typing import Any
@@ -44,6 +45,8 @@ def child(library: Any, request: dict[str, Any], out: int, err: int) -> None:
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.setpgid(0, 0)
+        # A background job ignores ^C, and so would its children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["sm120patch", *request["arguments"]]
         if statements := request.get("before"):
             exec(compile(statements, "before", "exec"), {"request": request})
