@@ -16,7 +16,7 @@ from sm120patch.environment.installation import (
 )
 from sm120patch.environment.interpreter import locate
 from sm120patch.environment.records import Difference, Record, RecordTable
-from sm120patch.environment.snapshot import read_back, take_snapshot, writable
+from sm120patch.environment.snapshot import immutable, read_back, take_snapshot, writable
 
 __all__ = [
     "Checkout",
@@ -28,6 +28,7 @@ __all__ = [
     "Record",
     "RecordTable",
     "discover",
+    "immutable",
     "locate",
     "read_back",
     "start",

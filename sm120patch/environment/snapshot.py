@@ -6,9 +6,11 @@ Reads disk only, except `writable`, which creates and removes one file of its ow
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from sm120patch.model import (
     sha256_hex,
 )
 
+_GET_FLAGS = 0x80086601
+"""FS_IOC_GETFLAGS of linux/fs.h, where `long` has eight bytes."""
+_IMMUTABLE = 0x10 | 0x20
 _PROBE = ".sm120patch-probe-"
 Originals = Callable[[str], bytes | None]
 
@@ -238,6 +243,21 @@ def writable(directory: Path) -> str | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def immutable(path: Path) -> bool:
+    """Tell whether a file carries a flag (`chattr +i`, `+a`) that keeps it from being replaced."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        answer = fcntl.ioctl(descriptor, _GET_FLAGS, b"\0" * 8)
+    except OSError:
+        return False  # a file system without such flags
+    finally:
+        os.close(descriptor)
+    return bool(int.from_bytes(answer[:4], sys.byteorder) & _IMMUTABLE)
 
 
 def _writable_by_name(directory: Path) -> str | None:

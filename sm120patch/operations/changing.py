@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
 from sm120patch.claims import checkouts_held, refuse_foreign_claims, sync_claims
-from sm120patch.environment import writable
+from sm120patch.environment import immutable, writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
 from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
@@ -123,6 +123,13 @@ def declared_capability(profile: Profile | None) -> str | None:
 def guard_writes(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
     """Refuse before the first write what would fail half way or have no effect."""
     staging.refuse_traps(site, plan, environ)
+    for path in (Path(s.root, s.path) for s in plan.files):
+        if immutable(path):
+            raise HostError(
+                f"{path} cannot be replaced: it is immutable",
+                hint=f"take the flag away (chattr -i -a {path}), then repeat",
+                details={"path": str(path)},
+            )
     directories = sorted({Path(s.root, s.path).parent for s in plan.files})
     refuse_strangers(directories, os.environ)
     for directory in directories:
