@@ -109,6 +109,9 @@ def _copy(
     if root not in listed:
         metadata += list(_metadata(target, {root: tree.names(root)}))
     chosen = _describing(tree, root, metadata)
+    if chosen is None and _in_checkout(tree, root):
+        stated = _stated(tree, root, package) or "unknown"
+        return Copy(target, package, stated, "editable", root, root, None)
     if chosen is None:
         return f"{root}/{package} has no metadata, so its version is unknown"
     version = _version(tree, chosen)
@@ -210,6 +213,22 @@ def _version(tree: Tree, metadata: str) -> str | None:
         if found:
             return found[1]
     return None
+
+
+def _in_checkout(tree: Tree, root: str) -> bool:
+    """Tell whether a git work tree starts at an import root or right above it."""
+    above = root.rpartition("/")[0]
+    return any(tree.status(f"{place}/.git") is not None for place in (root, above))
+
+
+def _stated(tree: Tree, root: str, package: str) -> str | None:
+    """Version that a source tree states of itself: nobody has installed it."""
+    for name in ("version.py", "_version.py"):
+        text = tree.text(f"{root}/{package}/{name}")
+        found = re.search(r"^(?:__)?version(?:__)? *= *[\"']([^\"'\n]+)[\"']", text, re.MULTILINE)
+        if found:
+            return found[1]
+    return tree.text(f"{root}/version.txt").strip() or None
 
 
 def _normalized(name: str) -> str:

@@ -75,7 +75,12 @@ def bytecode_findings(
     open_ = [s for s in found if not s.certain and s.source in changed]
     compared = _compared(tree, package.root, open_)
     for suspect in found:
-        if suspect.cached in sure or suspect.cached in compared:
+        if suspect.cached in sure:
+            detail = (
+                f"Python runs it in place of {suspect.source} without a check, and by its own"
+                " record it was made from another content"
+            )
+        elif suspect.cached in compared:
             detail = f"Python runs it in place of {suspect.source}, which holds other code"
         elif suspect in open_ and not _same_python(suspect.cached):
             detail = (

@@ -5,6 +5,7 @@ Reads disk and /proc only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from sm120patch.audit import byhand, carriers, live, sharing, staleness
@@ -14,6 +15,8 @@ from sm120patch.audit.mounts import Mount
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree
 from sm120patch.catalogue import Catalogue
+
+_HOME = re.compile(r"/(root|home/[^/]+)/\.local")
 
 
 class Surroundings:
@@ -111,7 +114,7 @@ class Surroundings:
 
 def _user_sites(reports: list[EnvironmentReport]) -> Iterator[Finding]:
     """Copies in a user's own site: that user's Python imports them, nobody else's does."""
-    for user in (r for r in reports if r.kind == "user"):
+    for user in (r for r in reports if r.kind == "user" and _HOME.fullmatch(r.prefix)):
         for other in reports:
             shared = other.kind in ("system", "python", "conda") and other.python == user.python
             for package in user.packages if shared else ():

@@ -100,6 +100,21 @@ def test_a_checkout_is_read_however_git_keeps_it(checkout: Checkout, layout: str
     }  # fmt: skip
 
 
+def test_a_checkout_that_nobody_has_installed_is_compared_too(tmp_path: Path) -> None:
+    source = tmp_path / "root" / "src" / "sglang" / "python"
+    for path, data in {**FILES["sglang"], "sglang/version.py": b'__version__ = "1.0"\n'}.items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_bytes(data)
+    commit_all(source.parent)
+    (source / B).write_text("mine = 1\n")
+    ran = run("audit", "--root", tmp_path / "root", "--output", "json")
+    (environment,) = ran.result["environments"]
+    assert (environment["kind"], environment["prefix"]) == ("checkout", "/src/sglang")
+    (package,) = environment["packages"]
+    assert (package["version"], package["kind"]) == ("1.0", "editable")
+    assert findings(ran) == {("foreign", B)}
+
+
 def test_an_edit_that_is_staged_in_the_index_is_no_less_an_edit(checkout: Checkout) -> None:
     sh(f'sed -i "{SED_A}" {A}; git add -A', checkout.source)
     assert audit(checkout) == {("by-hand", "one"), ("by-hand", A)}
