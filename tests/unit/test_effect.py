@@ -126,7 +126,7 @@ def test_a_measured_zero_is_a_collapse_and_not_a_missing_value():
 def test_values_that_are_not_finite_are_left_out():
     clean = interval(starts_of([[100.0, 101.0]], [[99.0, 100.0]]))
     dirty = interval(starts_of([[100.0, math.nan, 101.0]], [[99.0, math.inf, 100.0]]))
-    assert clean == dirty
+    assert repr(clean) == repr(dirty)  # it holds NaN, which equals nothing
 
 
 def test_a_stalled_run_hardly_moves_the_start():

@@ -258,7 +258,7 @@ def test_changed_payloads_of_a_neighbour_are_not_slipped_in(known: Catalogue) ->
     aged = ActiveSet(old.id, 0, old.role, old.selected, "older payloads")
     past = History({"one": aged}, past.files)
     result = refusal(known, Request("apply", ("two",)), snapshot(contents), past)
-    assert "apply one again first" in result.reasons[0]
+    assert "sm120patch apply one two" in result.reasons[0]
 
 
 def test_a_set_the_catalogue_lost_can_still_be_reverted(known: Catalogue) -> None:
