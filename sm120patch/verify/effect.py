@@ -100,6 +100,8 @@ class Interval:
     """Standard deviation between equal starts, as a fraction."""
     error: float = math.nan
     """Standard error of the logarithm of the ratio."""
+    rough: float = math.inf
+    """Half width, on the log scale, that the bound on all known noise allows."""
     starts: int = 0
 
     @property
@@ -168,7 +170,15 @@ def interval(
     variance, df = _variance(fit, floor)
     if look.number == 0 or df <= 0:
         bounds = _bounds(fit.effect, rough)
-        return Interval(math.exp(fit.effect), *bounds, unit="bound", starts=count)
+        smallest = math.expm1(rough)
+        return Interval(
+            math.exp(fit.effect),
+            *bounds,
+            unit="bound",
+            smallest=smallest,
+            rough=rough,
+            starts=count,
+        )
     error = math.sqrt(variance * fit.factor)
     halves = [student(tail, df) * error for tail in (look.margin_tail, look.sure_tail)]
     near, sure = (_bounds(fit.effect, min(half, rough)) for half in halves)
@@ -180,11 +190,12 @@ def interval(
         smallest=math.expm1(min(smallest, 50.0)),
         noise=math.sqrt(variance),
         error=error,
+        rough=rough,
         starts=count,
     )
 
 
-def rough(ratio: float) -> Interval:
+def from_course(ratio: float) -> Interval:
     """Ratio that was seen between the courses of two single starts, with all known noise."""
     half = _ROUGH_Z * ROUGH * math.sqrt(2)
     return Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half), unit="course", starts=2)
@@ -235,9 +246,12 @@ def undecidable(found: Interval, look: Look, final: int, limit: float, safety: f
     """
     if not found.bounded or not math.isfinite(found.error) or found.starts >= final:
         return False
-    error = found.error * math.sqrt(found.starts / final)
+    shrink = math.sqrt(found.starts / final)
+    error, rough = found.error * shrink, found.rough * shrink
     move = math.sqrt(max(found.error**2 - error**2, 0.0))
-    near, sure = (student(t, final - 3) * error for t in (look.margin_tail, look.sure_tail))
+    near, sure = (
+        min(student(tail, final - 3) * error, rough) for tail in (look.margin_tail, look.sure_tail)
+    )
     effect = math.log(found.ratio)
     passes = effect + move - near >= math.log(limit) and effect + move - sure >= math.log(safety)
     rejects = effect - move + near < math.log(limit) and effect - move + sure < 0
@@ -250,7 +264,7 @@ def units_needed(found: Interval, threshold: float, units: int) -> int | None:
     Assumes that the width shrinks with the square root of the number of starts. None when the
     estimate sits so close to the threshold that no reasonable number would decide.
     """
-    if not found.bounded or found.low <= 0:
+    if not found.bounded or found.low <= 0 or found.unit != "start":
         return max(2 * units, 2)
     distance = abs(math.log(found.ratio / threshold))
     half_width = math.log(found.high / found.low) / 2
@@ -289,10 +303,10 @@ def _variance(fit: Fit, floor: Floor | None) -> tuple[float, float]:
 
 
 def _within(starts: Sequence[Start]) -> float:
-    """Mean variance of a start's level that comes from its runs."""
-    found = [logs(start.values) for start in starts]
-    known = [statistics.variance(v) / len(v) for v in found if len(v) > 1]
-    return statistics.fmean(known) if known else _ROUGH_RUNS**2
+    """Mean variance of a start's level that comes from its runs, by their robust scale."""
+    found = [values for start in starts if (values := logs(start.values))]
+    scale = pooled_scale(found) if any(len(v) > 1 for v in found) else _ROUGH_RUNS
+    return statistics.fmean(scale**2 / len(values) for values in found)
 
 
 def _bounds(effect: float, half: float) -> tuple[float, float]:

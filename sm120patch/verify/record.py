@@ -138,7 +138,7 @@ class Record:
             if {start.patched for start in starts} == {True, False}:
                 found[name] = effect.interval(starts, self.look, self.floor(name))
         if self.collapse is not None:
-            found[self.collapse.workload] = effect.rough(1 / self.collapse.factor)
+            found[self.collapse.workload] = effect.from_course(1 / self.collapse.factor)
         return found
 
     def findings(self) -> Findings:

@@ -137,8 +137,10 @@ def describe(name: str, interval: Interval) -> str:
     text += ")"
     if interval.unit == "bound":
         text += ": far beyond what equal starts differ by" if _rough_verdict(interval) else ""
+    noise = "not known yet"
     if math.isfinite(interval.noise):
-        text += f"; noise between starts {interval.noise * 100:.1f} %"
+        noise = f"{interval.noise * 100:.1f} %"
+    text += f"; noise between starts {noise}"
     if math.isfinite(interval.smallest):
         text += f", an effect of {interval.smallest * 100:.1f} % would have been seen"
     return text

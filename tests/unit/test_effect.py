@@ -14,9 +14,9 @@ from sm120patch.verify.effect import (
     Look,
     Start,
     between_starts,
+    from_course,
     interval,
     pooled,
-    rough,
     undecidable,
     units_needed,
 )
@@ -207,5 +207,5 @@ def test_a_run_is_given_up_only_when_more_starts_would_not_help():
 
 
 def test_the_course_of_the_first_seconds_has_the_widest_interval():
-    found = rough(236 / 1867)
+    found = from_course(236 / 1867)
     assert found.unit == "course" and found.high < 0.3 and found.sure_high == found.high

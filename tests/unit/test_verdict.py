@@ -88,7 +88,8 @@ def test_an_inconclusive_verdict_says_what_would_decide():
 
 
 def test_effects_are_described_with_their_interval():
-    assert describe("c64", interval(1.02, 1.06)) == "c64: +4.0 % (90 % interval +2.0 .. +6.0 %)"
+    text = describe("c64", interval(1.02, 1.06))
+    assert text.startswith("c64: +4.0 % (90 % interval +2.0 .. +6.0 %)")
     assert "not enough" in describe("c64", interval(0, math.inf))
 
 
@@ -111,6 +112,12 @@ def test_a_verdict_names_noise_and_the_smallest_effect_it_could_have_seen():
     assert "90 % interval -2.0 .. +2.0 %, 99 % -5.0 .. +5.0 %" in text
     assert "noise between starts 2.0 %" in text
     assert "an effect of 5.0 % would have been seen" in text
+
+
+def test_an_effect_beyond_all_noise_says_that_the_noise_is_not_known():
+    text = describe("w", Interval(3.0, 1.7, 5.2, unit="bound", smallest=0.7))
+    assert "far beyond what equal starts differ by" in text
+    assert "noise between starts not known yet" in text
 
 
 def test_a_collapse_decides_even_where_other_workloads_are_fine():
