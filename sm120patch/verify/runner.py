@@ -29,12 +29,13 @@ from sm120patch.verify.loadgen import Target
 from sm120patch.verify.loading import Loading
 from sm120patch.verify.origin import foreign, origin_of
 from sm120patch.verify.processes import boot_clock
-from sm120patch.verify.profile import Profile, Workload
-from sm120patch.verify.record import Block, Record, identity
+from sm120patch.verify.profile import Profile
+from sm120patch.verify.record import Block, Record
 from sm120patch.verify.reporting import Reporter, Silent
 from sm120patch.verify.schedule import estimate, schedule_for, style_for
 from sm120patch.verify.server import OutOfTime, Server, failed, running
 from sm120patch.verify.spawn import ServerError, api_key
+from sm120patch.verify.summary import account, served_model, virtual, workload_dict
 from sm120patch.verify.telemetry import Meter, declared, metering
 from sm120patch.verify.verdict import Decision, collapsed, decide
 
@@ -392,31 +393,14 @@ class _Run:
             raise OutOfTime
 
     def _summary(self, decision: Decision) -> dict[str, object]:
-        info = next((b.info for b in reversed(self.record.blocks) if b.info), {})
         return {
-            **decision.as_dict(),
-            "kind": self.record.kind.value,
-            "profile": {"path": self.profile.origin, "digest": self.profile.digest},
+            **account(self.profile, self.record, self.schedule, decision),
             "versions": dict(self.duty.versions),
             "client": self.profile.driver.kind,
-            "seed": self.profile.seed,
-            "server_seed": info.get("seed"),
-            "time_scale": info.get("time_scale"),
-            "server": identity(info),
-            "clock": "virtual" if _virtual(info) else "wall",
-            "order": [arm.value for arm in self.schedule.order],
-            "schedule": {
-                "least": self.schedule.least,
-                "most": self.schedule.most,
-                "null_run": self.schedule.null,
-                "style": self.schedule.style,
-            },
             "looks": self.looks,
             "ended": self.ended,
-            "noise_keys": {w.name: self.profile.noise_key(w) for w in self.workloads},
-            "blocks_run": [block.arm.value for block in self.record.blocks],
             "commands": {arm.value: self.arms.of(arm).shown for arm in Arm},
-            "workloads": [_as_dict(workload) for workload in self.workloads],
+            "workloads": [workload_dict(workload) for workload in self.workloads],
             "duration": time.monotonic() - self.began,
             **self.record.summary(),
         }
@@ -426,36 +410,8 @@ def _target(profile: Profile, server: Server) -> Target:
     return Target(
         base_url=server.url,
         endpoint=profile.endpoint,
-        model=profile.model or _model(server.info),
+        model=profile.model or served_model(server.info),
         api_key=api_key(profile.server),
-        virtual=_virtual(server.info),
+        virtual=virtual(server.info),
         request_timeout=profile.request_timeout,
     )
-
-
-def _virtual(info: Mapping[str, object]) -> bool:
-    """Only a server that calls itself simulated may bring its own clock."""
-    return info.get("simulated") is True and info.get("clock") == "virtual"
-
-
-def _model(info: Mapping[str, object]) -> str | None:
-    """Name of the served model, from SGLang's fields or from `/v1/models`."""
-    for key in ("served_model_name", "model_path"):
-        if isinstance(value := info.get(key), str):
-            return value
-    data = info.get("data")
-    first = data[0] if isinstance(data, list) and data else None
-    name = first.get("id") if isinstance(first, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _as_dict(workload: Workload) -> dict[str, object]:
-    return {
-        "name": workload.name,
-        "input_len": workload.input_len,
-        "output_len": workload.output_len,
-        "concurrency": workload.concurrency,
-        "prompts": workload.prompts,
-        "repeats": workload.repeats,
-        "warmup": workload.warmup_requests,
-    }

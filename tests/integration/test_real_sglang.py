@@ -54,7 +54,7 @@ LONG, SHORT = 0.08, 0.02  # seconds; a step takes 5 to 30 ms of a CPU, after wha
 # Only in batches: the correctness questions, most of them asked alone, take no longer for it.
 SLEEP = "        forward_batch.batch_size > 4 and __import__('time').sleep({})  # {}\n"
 PLANTED, AWAKE = SLEEP.format(LONG, "planted"), SLEEP.format(SHORT, "awake")
-DROWSY = SLEEP.format(LONG, "drowsy")
+DROWSY = SLEEP.format(3 * LONG, "drowsy")
 CALL = "        hidden_states = self.model(\n            input_ids,\n            positions,\n"
 AFTER_CALL = "        aux_hidden_states = None\n        if self.capture_aux_hidden_states:\n"
 MADE = "        self.capture_aux_hidden_states = False\n"

@@ -141,7 +141,7 @@ def test_inconclusive(tmp_path):
     assert outcome.verdict == "inconclusive" and not outcome.passed and not outcome.rejected
     assert outcome.decision.advice
     assert outcome.summary["ended"] == "hopeless", "it is not measured to the end in vain"
-    assert len(outcome.summary["blocks_run"]) == 4  # type: ignore[arg-type]
+    assert len(outcome.summary["blocks_run"]) < len(outcome.summary["order"]) / 2  # type: ignore[arg-type]
 
 
 def test_the_baseline_is_measured_against_itself_where_the_noise_is_unknown(tmp_path):
