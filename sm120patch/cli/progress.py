@@ -114,8 +114,13 @@ class Progress(Silent):
     ) -> None:
         """Print the intervals so far and what is still needed."""
         bounded = {name: interval for name, interval in intervals.items() if interval.bounded}
+        early = [name for name, interval in bounded.items() if interval.unit != "start"]
+        if early:
+            shown = ", ".join(f"{n} {100 * (bounded[n].ratio - 1):+.1f} %" for n in early)
+            self._say(f"      so far: {shown}: too early for an interval")
         for name, interval in bounded.items():
-            self._say(f"      so far: {describe(name, interval)}")
+            if name not in early:
+                self._say(f"      so far: {describe(name, interval)}")
         need = "" if decision.verdict.passed or decision.verdict.rejected else decision.advice
         if bounded and need:
             self._say(f"      {pairs} of at most {most} pairs; still needed: {need}")

@@ -265,7 +265,7 @@ def units_needed(found: Interval, threshold: float, units: int) -> int | None:
     estimate sits so close to the threshold that no reasonable number would decide.
     """
     if not found.bounded or found.low <= 0 or found.unit != "start":
-        return max(2 * units, 2)
+        return max(units + 1, 2)
     distance = abs(math.log(found.ratio / threshold))
     half_width = math.log(found.high / found.low) / 2
     if distance == 0 or (factor := (half_width / distance) ** 2) > 16:

@@ -45,6 +45,15 @@ def test_the_last_line_says_arm_speed_interval_and_what_is_needed():
     assert terminal.getvalue().endswith("\r\x1b[K"), "it is gone before anything is printed"
 
 
+def test_before_its_time_a_look_shows_the_ratio_and_no_interval():
+    said: list[str] = []
+    progress = Progress(said.append, LiveLine(io.StringIO()))
+    early = {"c64": Interval(1.05, 0.6, 1.8, unit="bound"), "w": Interval(1.0, 0, float("inf"))}
+    progress.on_look(1, 10, early, undecided("about 2 server starts an arm"))
+    assert said[0] == "      so far: c64 +5.0 %: too early for an interval"
+    assert "still needed: about 2 server starts an arm" in said[1] and len(said) == 2
+
+
 def test_a_log_gets_no_live_line():
     log = io.StringIO()
     progress = Progress(lambda line: None, LiveLine(log))
