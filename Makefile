@@ -27,6 +27,7 @@ check: lint test-all
 # and the table of all releases. They download what the wheel cache lacks.
 fingerprints: $(VENV)/ready
 	$(VENV)/bin/python tools/build_fingerprints.py
+	$(VENV)/bin/python tools/compile_catalogue.py
 
 releases: fingerprints
 	$(VENV)/bin/python tools/releases_document.py

@@ -7,15 +7,14 @@ versions is told by `variants`, whose functions can be had from here.
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sm120patch import manifest
+from sm120patch import precompiled
 from sm120patch.errors import CatalogueError, UsageError
-from sm120patch.model import PatchSet, PayloadKind, Variant
+from sm120patch.model import PatchSet, PayloadKind, Variant, sha256_hex
 from sm120patch.values import dataclass, field, replace
 from sm120patch.variants import (
     advice_for,
@@ -78,6 +77,8 @@ class Catalogue:
         """Return the set of that name; an unknown name is a UsageError with the closest ones."""
         if set_id in self.sets:
             return self.sets[set_id]
+        import difflib
+
         close = difflib.get_close_matches(set_id, self.sets, n=3, cutoff=0.5)
         raise UsageError(
             f"no patch set is named {set_id!r}; known: {', '.join(self.ids) or 'none'}",
@@ -124,6 +125,8 @@ def load(where: Path | Places | None = None) -> Catalogue:
     faults = [fault for listed in found.faults.values() for fault in listed]
     faults = faults or relation_faults(found.sets)
     if faults:
+        from sm120patch import manifest
+
         raise manifest.broken(f"the catalogue in {', '.join(found.roots)}", faults)
     return Catalogue(_with_bundles(found.sets), found.origins)
 
@@ -149,6 +152,8 @@ def collect(places: Places) -> Collected:
     files: dict[str, Path] = {}
     faults: dict[str, tuple[str, ...]] = {}
     for root in (base, *places.extra):
+        # Only of what came with the program: elsewhere nobody knows who compiled it.
+        ready = _compiled(root) if root is base and places.base is None else {}
         for file in _manifests(root):
             name = file.stem
             if name in files:
@@ -158,7 +163,7 @@ def collect(places: Places) -> Collected:
             files[name] = file
             origins[name] = SHIPPED if root is base and places.base is None else str(root)
             shown = file.name if root is base else str(file)
-            patch_set, listed = _examine(file, root / "patches")
+            patch_set, listed = _examine(file, root / "patches", ready)
             if listed:
                 faults[name] = tuple(f"{shown}: {fault}" for fault in listed)
             if patch_set is not None:
@@ -189,12 +194,28 @@ def shipped() -> Path:
     )
 
 
-def _examine(file: Path, patches: Path) -> tuple[PatchSet | None, list[str]]:
+def _compiled(root: Path) -> Mapping[str, Any]:
     try:
-        text = _read(file, manifest.MAX_BYTES)
+        return precompiled.read(_read(root / precompiled.FILE, MAX_PAYLOAD))
+    except (OSError, ValueError):
+        return {}
+
+
+def _examine(
+    file: Path, patches: Path, ready: Mapping[str, Any]
+) -> tuple[PatchSet | None, list[str]]:
+    try:
+        text = _read(file, MAX_PAYLOAD)
     except (OSError, ValueError) as error:
         return None, [f"cannot be read: {error}"]
-    patch_set, faults = manifest.examine(text, _payload_reader(patches))
+    reader = _payload_reader(patches)
+    entry = ready.get(sha256_hex(text))
+    patch_set = None if entry is None else precompiled.restore(entry, reader)
+    if patch_set is not None:
+        return patch_set, []
+    from sm120patch import manifest
+
+    patch_set, faults = manifest.examine(text, reader)
     if patch_set is not None and patch_set.id != file.stem:
         return None, [f"patch-set.id: {patch_set.id!r} is not the name of the file"]
     return patch_set, faults

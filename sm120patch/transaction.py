@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -345,7 +344,7 @@ def _require_unchanged(steps: tuple[FileStep, ...]) -> None:
 
 def _journal(steps: tuple[FileStep, ...], settings: Settings) -> Journal:
     return Journal(
-        tx=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}",
+        tx=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}",
         command=settings.command,
         sets=settings.sets,
         plan_digest=settings.plan_digest,

@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
 from sm120patch.caches.ninja import read_deps_log
 from sm120patch.model import digest_of
+from sm120patch.programs import find_program
 
 TIMEOUT = 60.0
 """Seconds that a `ninja -n` may take: it stats a few thousand files at most."""
@@ -31,7 +29,7 @@ def ninjas(prefix: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     beside = prefix / "bin" / "ninja"
     found = [str(beside)] if os.access(beside, os.X_OK) else []
-    other = shutil.which("ninja", path=environ.get("PATH"))
+    other = find_program("ninja", environ.get("PATH", os.defpath))
     return tuple(dict.fromkeys([*found, *([other] if other else [])]))
 
 
@@ -45,6 +43,10 @@ def work_to_do(directory: Path, ninja: str) -> tuple[str, ...] | None:
     build_file = directory / "build.ninja"
     if build_file.is_symlink() or not build_file.is_file():
         return None
+    import shutil
+    import subprocess
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="sm120patch-ninja-") as scratch:
         try:
             for name in _LOGS:

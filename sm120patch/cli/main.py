@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
@@ -146,4 +147,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an ASCII terminal is no bug
-    sys.exit(run())
+    code = run()
+    gc.freeze()  # or the end of the process would begin with looking at every object
+    sys.exit(code)

@@ -8,7 +8,6 @@ from sm120patch.errors import ExitCode
 from sm120patch.evidence import Event
 from sm120patch.model import State
 from sm120patch.operations.changing import Change
-from sm120patch.operations.compiling import compiled_dict, compiled_text
 from sm120patch.plaintext import table
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
 from sm120patch.report.charts import effects_text
@@ -49,9 +48,7 @@ def change_dict(change: Change, statuses: Sequence[SetStatus]) -> dict[str, obje
         "launch": launch_dict(change.plan.launch) if _kept(change) else None,
         "verification": None if verified is None else dict(verified.outcome.summary),
         "event": None if verified is None else verified.event,
-        "compiled": None
-        if change.compiled is None
-        else [compiled_dict(compiled) for compiled in change.compiled],
+        "compiled": _compiled_dicts(change),
     }
 
 
@@ -70,9 +67,19 @@ def change_text(change: Change, statuses: Sequence[SetStatus]) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def _compiled_dicts(change: Change) -> list[dict[str, object]] | None:
+    if change.compiled is None:
+        return None
+    from sm120patch.operations.compiling import compiled_dict
+
+    return [compiled_dict(compiled) for compiled in change.compiled]
+
+
 def _compiled(change: Change) -> list[str]:
     if change.compiled is None:
         return []
+    from sm120patch.operations.compiling import compiled_text
+
     found = [compiled_text(compiled) for compiled in change.compiled]
     return found or ["nothing to compile: no set here says how its code is compiled ahead"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -261,7 +260,7 @@ def immutable(path: Path) -> bool:
 
 
 def _writable_by_name(directory: Path) -> str | None:
-    probe = directory / f"{_PROBE}{secrets.token_hex(6)}"
+    probe = directory / f"{_PROBE}{os.urandom(6).hex()}"
     try:
         for left in directory.glob(f"{_PROBE}*"):
             left.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def identify(uuids: Sequence[str], root: Path = Path("/")) -> tuple[str, str]:
         return text, "dmi"
     if uuids:
         return digest_of(sorted(uuids))[:32], "gpus"
-    return socket.gethostname(), "hostname"
+    return os.uname().nodename, "hostname"
 
 
 def in_container(root: Path = Path("/")) -> bool:

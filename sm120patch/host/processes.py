@@ -9,12 +9,12 @@ import contextlib
 import os
 import pwd
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sm120patch.host import nvml
 from sm120patch.host.redaction import redact_arguments, redact_environment
+from sm120patch.programs import find_program
 from sm120patch.values import dataclass
 
 SGLANG_DEFAULT_PORT = 30000
@@ -313,7 +313,7 @@ def _programs(pid: int, command: Sequence[str]) -> Iterator[str]:
     if "/" not in command[0]:
         variables = _proc(pid, "environ").split(b"\0")
         path = next((v[5:] for v in variables if v.startswith(b"PATH=")), b"")
-        found = shutil.which(command[0], path=os.fsdecode(path))
+        found = find_program(command[0], os.fsdecode(path))
         if found:
             yield found
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120patch.errors import ConflictError
 from sm120patch.known import Match, Place, matches, tp_of
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
-from sm120patch.verify.profile import Profile
+
+if TYPE_CHECKING:
+    from sm120patch.verify.profile import Profile
 
 
 def place_of(profile: Profile | None) -> Place | None:

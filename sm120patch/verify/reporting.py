@@ -6,12 +6,13 @@ Nothing below this layer prints: the command line implements the protocol.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sm120patch.verify.answers import Examination
-from sm120patch.verify.commandline import Arm, Arms
-from sm120patch.verify.effect import Interval
-from sm120patch.verify.verdict import Decision
+if TYPE_CHECKING:
+    from sm120patch.verify.answers import Examination
+    from sm120patch.verify.commandline import Arm, Arms
+    from sm120patch.verify.effect import Interval
+    from sm120patch.verify.verdict import Decision
 
 
 class Reporter(Protocol):
