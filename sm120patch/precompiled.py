@@ -9,11 +9,11 @@ their bytes are read and held against their digests as always.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from sm120patch import model
+from sm120patch import model, versions
 from sm120patch.model import PatchSet, sha256_hex
 from sm120patch.values import replace
 
@@ -23,21 +23,42 @@ _KIND = "~"
 """Key of an object that names the class whose fields the others are."""
 
 
-def write(sets: Iterable[tuple[bytes, PatchSet]]) -> bytes:
-    """Return the file for manifests (as text) and what became of them."""
+def write(sets: Iterable[tuple[bytes, PatchSet]], published: Sequence[str]) -> bytes:
+    """Return the file for manifests (as text) and what became of them.
+
+    For the `published` versions it also keeps which of them lie in which range of a manifest.
+    """
     entries = {sha256_hex(text): _plain(patch_set) for text, patch_set in sets}
-    document = {"format": FORMAT, "sets": entries}
+    numbers = list(enumerate(published))
+    ranges = {
+        text: sum(1 << number for number, version in numbers if versions.within(version, text))
+        for text in sorted(set(_ranges(list(entries.values()))))
+    }
+    document = {
+        "format": FORMAT,
+        "published": list(published),
+        "ranges": {text: f"{bits:x}" for text, bits in ranges.items()},
+        "sets": entries,
+    }
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
 def read(data: bytes) -> Mapping[str, Any]:
-    """Return the entries by digest of the manifest's text; none of a file of another format."""
+    """Return the entries by digest of the manifest's text; none of a file of another format.
+
+    What the file knows of versions and ranges is handed to `versions`.
+    """
     try:
         document = json.loads(data)
     except ValueError:
         return {}
     known = isinstance(document, dict) and document.get("format") == FORMAT
-    return document["sets"] if known else {}
+    if not known:
+        return {}
+    answers = {text: int(bits, 16) for text, bits in document["ranges"].items()}
+    versions.learn(document["published"], answers)
+    sets: Mapping[str, Any] = document["sets"]
+    return sets
 
 
 def restore(entry: Any, read_payload: Callable[[str], bytes]) -> PatchSet | None:
@@ -58,6 +79,19 @@ def restore(entry: Any, read_payload: Callable[[str], bytes]) -> PatchSet | None
             variants.append(replace(variant, data=data))
         changes.append(replace(change, variants=tuple(variants)))
     return replace(patch_set, changes=tuple(changes))
+
+
+def _ranges(plain: object) -> Iterator[str]:
+    """Every range in the JSON form of a set."""
+    if isinstance(plain, list):
+        for inner in plain:
+            yield from _ranges(inner)
+    elif isinstance(plain, dict):
+        yield from filter(None, [plain.get("versions")])
+        requires = plain.get("requires")
+        yield from requires.values() if isinstance(requires, dict) else ()
+        for inner in plain.values():
+            yield from _ranges(inner)
 
 
 def _plain(value: object) -> object:

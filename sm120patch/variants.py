@@ -38,12 +38,11 @@ def choose(change: Change, installed: Mapping[str, str]) -> tuple[Variant | Wind
     found = installed.get(change.target)
     if found is None:
         return None, f"{change.target} is not installed"
-    version = versions.installed(found)
-    if version is None:
+    if not versions.comparable(found):
         return None, f"{change.target} has the version {found!r}, which cannot be compared"
     candidates: list[Variant | Window] = [*change.variants, *change.windows]
     for candidate in candidates:
-        if version not in versions.parse(candidate.versions):
+        if not versions.within(found, candidate.versions):
             continue
         if isinstance(candidate, Window):
             return (None if candidate.outcome in _CLOSED else candidate), candidate.reason
@@ -100,15 +99,13 @@ def engagement_for(patch_set: PatchSet, installed: Mapping[str, str]) -> tuple[E
 
 
 def _applies(item: LaunchOptions | Engagement | Advice, installed: Mapping[str, str]) -> bool:
-    version = versions.installed(installed.get(item.target, ""))
-    return version is not None and version in versions.parse(item.versions)
+    return versions.within(installed.get(item.target, ""), item.versions) is True
 
 
 def _unmet(requires: Mapping[str, str], installed: Mapping[str, str]) -> str:
     """Say which companion distribution is missing or has another version; empty when none."""
     for name, wanted in requires.items():
-        version = versions.installed(installed.get(name, ""))
-        if version is None or version not in versions.parse(wanted):
+        if not versions.within(installed.get(name, ""), wanted):
             return f"needs {name} {wanted}, found {installed.get(name, 'none')}"
     return ""
 

@@ -8,6 +8,7 @@ range is an interval, and whether two ranges overlap can be told without trying 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,36 @@ def parse(text: str) -> Range:
     if low is not None and high is not None and low >= high:
         raise ValueError(f"{text!r} is empty")
     return Range(text, low, high)
+
+
+def within(version: str, text: str) -> bool | None:
+    """Tell whether a version lies in a range; None when it is no PEP 440 version.
+
+    Raises ValueError for a `text` that is no range.
+    """
+    bits, number = _answers.get(text), _numbers.get(version)
+    if bits is not None and number is not None:
+        return bool(bits >> number & 1)
+    found = installed(version)
+    return None if found is None else found in parse(text)
+
+
+def comparable(version: str) -> bool:
+    """Tell whether the text is a PEP 440 version."""
+    return version in _numbers or installed(version) is not None
+
+
+_numbers: dict[str, int] = {}
+_answers: dict[str, int] = {}
+"""What `within` says of published versions: range -> one bit for each of them by its number."""
+
+
+def learn(published: Sequence[str], answers: Mapping[str, int]) -> None:
+    """Take over answers of `within` that were worked out before: `packaging` is slow to load."""
+    _numbers.clear()
+    _numbers.update({version: number for number, version in enumerate(published)})
+    _answers.clear()
+    _answers.update(answers)
 
 
 def exactly(version: str) -> str:

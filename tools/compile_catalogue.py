@@ -13,19 +13,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from sm120patch import manifest, precompiled
+from sm120patch import manifest, precompiled, published, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def compile_all(root: Path) -> bytes:
     """Return the file for the manifests below `root`; CatalogueError for a broken one."""
+    versions.learn((), {})  # nothing of what an old file says
     sets = []
     for path in sorted((root / "manifests").glob("*.toml")):
         text = path.read_bytes()
         read = lambda payload: (root / "patches" / payload).read_bytes()  # noqa: E731
         sets.append((text, manifest.parse(text, path.name, read)))
-    return precompiled.write(sets)
+    known = published.known(ROOT).values()
+    return precompiled.write(sets, list(dict.fromkeys(v for listed in known for v in listed)))
 
 
 def main(arguments: list[str] | None = None) -> int:

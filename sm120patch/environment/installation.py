@@ -205,13 +205,13 @@ def _metadata(target: str, path: Sequence[Path]) -> Iterator[Path]:
     wanted = _normalized(target)
     for directory in path:
         try:
-            entries = sorted(directory.iterdir())
+            with os.scandir(directory) as scan:
+                names = sorted(e.name for e in scan if e.name.endswith((".dist-info", ".egg-info")))
         except OSError:
             continue
-        for entry in entries:
-            name = _normalized(entry.stem.split("-", 1)[0])
-            if entry.suffix in (".dist-info", ".egg-info") and name == wanted:
-                yield entry
+        for name in names:
+            if _normalized(name.rpartition(".")[0].split("-", 1)[0]) == wanted:
+                yield directory / name
 
 
 def _normalized(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch import catalogue, manifest, precompiled
+from sm120patch import catalogue, manifest, precompiled, versions
 from sm120patch.catalogue import Places
 from sm120patch.errors import CatalogueError
 from sm120patch.model import sha256_hex
@@ -72,3 +72,15 @@ def test_only_the_shipped_one_is_believed(shipped: Path) -> None:
     file.write_text(json.dumps(document))
     assert catalogue.load().get("one").title == "Harmless"
     assert catalogue.load(Places(shipped)).get("one").title == "Set one"
+
+
+def test_published_versions_lie_in_the_ranges_that_packaging_says() -> None:
+    precompiled.read((ROOT / precompiled.FILE).read_bytes())
+    answers = {(v, text): versions.within(v, text) for v in versions._numbers
+               for text in versions._answers}  # fmt: skip
+    assert len(answers) > 5000
+    versions.learn((), {})
+    for (version, text), inside in answers.items():
+        assert versions.within(version, text) is inside, (version, text)
+    assert versions.within("no version", ">=0.5,<0.6") is None
+    assert versions.within("0.5.9+cu130", ">=0.5,<0.6") is True
