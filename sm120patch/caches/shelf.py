@@ -19,8 +19,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -201,10 +199,12 @@ def _seeded(entry: Entry, key: str, seed: str, checks: Checks, step: Step) -> bo
             _clear(entry, step)
             copy.rename(entry.live)
             _sync(entry.live.parent)
-    except (OSError, shutil.Error, HostError):
+    except (OSError, HostError):
         return False
     if checks.good(entry, True):
         return True
+    import shutil
+
     shutil.rmtree(entry.live, ignore_errors=True)  # our own copy
     return False
 
@@ -237,12 +237,17 @@ def _copy_over(source: Path, destination: Path, step: Step) -> None:
         copy.rename(destination)
     step("copied")
     (source / MARKER).unlink(missing_ok=True)
+    import shutil
+
     shutil.rmtree(source)
 
 
 @contextlib.contextmanager
 def _copied(source: Path, parent: Path) -> Iterator[Path]:
     """Yield a durable copy of a build beside its place; what was not renamed away is removed."""
+    import shutil
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix=COPY, dir=parent) as scratch:
         copy = Path(scratch) / source.name
         shutil.copytree(source, copy, symlinks=True, copy_function=shutil.copy2)

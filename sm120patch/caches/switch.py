@@ -7,7 +7,7 @@ in between may have built modules that did not exist before.
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -201,8 +201,9 @@ def _checks(entry: Entry, scope: CacheScope) -> shelf.Checks:
         headers = [entry.file(path) for path in _changed(entry, scope)]
         if not renewal.saves_work(directory, headers):
             return False
-        disk = shutil.disk_usage(directory)
-        return disk.free - size_of(directory) >= disk.total * ROOM_TO_LEAVE
+        disk = os.statvfs(directory)
+        room = disk.f_bavail * disk.f_frsize - size_of(directory)
+        return room >= disk.f_blocks * disk.f_frsize * ROOM_TO_LEAVE
 
     return shelf.Checks(good, identity, worth)
 

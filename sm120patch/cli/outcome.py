@@ -10,7 +10,6 @@ from sm120patch.model import State
 from sm120patch.operations.changing import Change
 from sm120patch.plaintext import table
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
-from sm120patch.report.charts import effects_text
 from sm120patch.report.facts import record, text, texts
 from sm120patch.state import SetStatus
 
@@ -19,6 +18,8 @@ def experiment_rows(
     events: Sequence[Event], evidence: Mapping[int, Mapping[str, object]]
 ) -> list[tuple[str, ...]]:
     """Rows of `history --experiments`: when, what was tried, how it ended, with which effect."""
+    from sm120patch.report.charts import effects_text
+
     rows: list[tuple[str, ...]] = []
     for event in events:
         data = record(evidence.get(event.id), "data")

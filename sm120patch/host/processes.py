@@ -137,9 +137,18 @@ def _started(pid: int) -> float | None:
 def _proc(pid: int, name: str) -> bytes:
     """A file of /proc; empty when it may not be read or the process is gone."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _words(command: bytes) -> tuple[str, ...]:
