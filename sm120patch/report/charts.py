@@ -6,13 +6,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm120patch.report.facts import Record
+from sm120patch.report.facts import Record, items, number
 from sm120patch.report.measured import ARMS, Measured, Point, measured
 from sm120patch.report.scales import Axis, Tick, axis
 
 WIDTH = 720.0
 _LEFT, _RIGHT = 96.0, 700.0
 _ROW = 34.0
+_WIDEST = 4.0  # a ratio: bounds beyond it only say that nothing is known
+_WINDOWS = 200
 _MOST = 4000  # marks of one chart: a page is for reading, and a record may hold anything
 
 
@@ -25,6 +27,7 @@ class Row:
     ratio: float
     low: float | None
     high: float | None
+    sure: tuple[float, float] | None
     words: str
 
 
@@ -73,12 +76,13 @@ class SpreadChart:
 
 @dataclass(frozen=True)
 class Span:
-    """One repeat on the axis of time."""
+    """One repeat on the axis of time; `course` are the points of a polyline, or empty."""
 
     x: float
     width: float
     y: float
     arm: str
+    course: str
     words: str
 
 
@@ -108,7 +112,12 @@ def effect_chart(workloads: Sequence[Measured], margin: float) -> EffectChart | 
     known = [(w, w.effect) for w in workloads if w.effect is not None]
     if not known:
         return None
-    shown = [_percent(v) for _, e in known for v in (e.ratio, e.low, e.high) if v is not None]
+    shown = [
+        _percent(v)
+        for _, e in known
+        for v in (e.ratio, e.low, e.high, *(e.sure or ()))
+        if v is not None and v < _WIDEST
+    ]
     scale = axis([*shown, 0.0, -100 * margin], _LEFT, _RIGHT)
     rows = []
     for index, (workload, effect) in enumerate(known):
@@ -118,12 +127,17 @@ def effect_chart(workloads: Sequence[Measured], margin: float) -> EffectChart | 
         rows.append(
             Row(
                 workload.name, 18 + index * _ROW, scale.at(_percent(effect.ratio)), low, high,
+                None if effect.sure is None else _both(scale, effect.sure),
                 effect_words(workload),
             )
         )  # fmt: skip
     height = 18 + len(rows) * _ROW + 22
     limit = scale.at(-100 * margin)
     return EffectChart(height, scale.at(0.0), limit, tuple(rows), scale.ticks(percent=True))
+
+
+def _both(scale: Axis, bounds: tuple[float, float]) -> tuple[float, float]:
+    return scale.at(_percent(bounds[0])), scale.at(_percent(bounds[1]))
 
 
 def effect_words(workload: Measured) -> str:
@@ -134,7 +148,10 @@ def effect_words(workload: Measured) -> str:
     words = f"{workload.name}: {_percent(effect.ratio):+.1f} %"
     if effect.low is None or effect.high is None:
         return words + " (no interval)"
-    return f"{words} ({_percent(effect.low):+.1f} % to {_percent(effect.high):+.1f} %)"
+    words += f" ({_percent(effect.low):+.1f} % to {_percent(effect.high):+.1f} %)"
+    if effect.smallest is not None:
+        words += f"; an effect of {effect.smallest:.1%} would have been seen"
+    return words
 
 
 def effects_text(data: Record) -> str:
@@ -164,19 +181,34 @@ def time_chart(workload: Measured) -> TimeChart | None:
     if not points:
         return None
     base, top = 150.0, 22.0
-    values = axis([p.value for p in points], base, top, zero=True)
+    courses = [_course(p) for p in points]
+    # Peaks of single moments may stand out; the axis is for the repeats.
+    most = 1.5 * max(p.value for p in points)
+    shown = [p.value for p in points] + [r for c in courses for r in c if r <= most]
+    values = axis(shown, base, top, zero=True)
     # A repeat whose duration nobody knows is as wide as a usual one.
     usual = statistics.median(p.seconds for p in points) or 1.0
     widths = [p.seconds or usual for p in points]
     scale = Axis(0.0, sum(widths), _LEFT, _RIGHT)
     spans, at = [], 0.0
-    for point, width in zip(points, widths, strict=True):
+    for point, width, course in zip(points, widths, courses, strict=True):
         x = scale.at(at)
         at += width
-        spans.append(Span(x, round(scale.at(at) - x, 1), values.at(point.value), point.arm,
-                          _point_words(point)))  # fmt: skip
+        wide = round(scale.at(at) - x, 1)
+        step = wide / len(course) if course else 0.0
+        line = " ".join(
+            f"{x + (n + 0.5) * step:.1f},{values.at(rate)}" for n, rate in enumerate(course)
+        )
+        y, words = values.at(point.value), _point_words(point)
+        spans.append(Span(x, wide, y, point.arm, line, words))
     starts = _starts(points, spans)
     return TimeChart(base + 26, base, starts, tuple(spans), values.ticks(5))
+
+
+def _course(point: Point) -> list[float]:
+    """Tokens per second from window to window of a repeat."""
+    rates = items(point.samples, "course", "tok_s")[:_WINDOWS]
+    return [rate for cell in rates if (rate := number(cell)) is not None and rate >= 0]
 
 
 def _starts(points: Sequence[Point], spans: Sequence[Span]) -> tuple[Start, ...]:

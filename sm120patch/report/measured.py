@@ -24,6 +24,8 @@ class Point:
     """Output tokens per second."""
     seconds: float
     figures: Mapping[str, object]
+    samples: Mapping[str, object]
+    """Columns of single requests, where they were kept."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class Effect:
     low: float | None
     high: float | None
     confidence: float | None
+    sure: tuple[float, float] | None
+    """Bounds of the wider interval that decides whether there is a difference at all."""
+    noise: float | None
+    """Spread between equal starts, as a fraction."""
+    smallest: float | None
+    """The smallest effect that the run would have seen, as a fraction."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Measured:
 def measured(data: Record) -> tuple[Measured, ...]:
     """Workloads of an evidence in the order of its profile, those without figures included."""
     shapes = {text(w, "name"): _shape(w) for w in records(data, "workloads")}
-    blocks = list(_blocks(data))
+    blocks = list(blocks_of(data))
     found = {name for _, _, block in blocks for name in record(block, "workloads")}
     names = [*shapes, *sorted(found - set(shapes))]
     effects = record(data, "intervals")
@@ -77,10 +85,10 @@ def measured(data: Record) -> tuple[Measured, ...]:
 
 def block_order(data: Record) -> list[str]:
     """Arm of every server start that was measured, in the order in which they ran."""
-    return [arm for _, arm, _ in _blocks(data)]
+    return [arm for _, arm, _ in blocks_of(data)]
 
 
-def _blocks(data: Record) -> Iterator[tuple[int, str, Record]]:
+def blocks_of(data: Record) -> Iterator[tuple[int, str, Record]]:
     """Number, arm and content of the server starts; each arm lists its own, in order."""
     left = {arm: records(data, "arms", arm, "blocks") for arm in ARMS}
     order = [text(arm) for arm in items(data, "blocks_run")]
@@ -95,11 +103,13 @@ def _blocks(data: Record) -> Iterator[tuple[int, str, Record]]:
 
 def _points(blocks: list[tuple[int, str, Record]], name: str) -> Iterator[Point]:
     for block, arm, content in blocks:
+        samples = items(content, "samples", name)
         for repeat, figures in enumerate(records(content, "workloads", name), start=1):
             value = number(figures, METRIC)
+            kept = record(samples[repeat - 1]) if repeat <= len(samples) else {}
             if value is not None:
                 seconds = max(number(figures, "duration") or 0.0, 0.0)
-                yield Point(arm, block, repeat, max(value, 0.0), seconds, figures)
+                yield Point(arm, block, repeat, max(value, 0.0), seconds, figures, kept)
 
 
 def _effect(effects: Record, name: str) -> Effect | None:
@@ -109,8 +119,17 @@ def _effect(effects: Record, name: str) -> Effect | None:
     low, high = number(effects, name, "low"), number(effects, name, "high")
     # Without a bound above, the one below is no bound either: it says "nothing is known".
     bounded = low is not None and high is not None
-    confidence = number(effects, name, "confidence")
-    return Effect(ratio, low if bounded else None, high if bounded else None, confidence)
+    sure_low, sure_high = (number(effects, name, f"sure_{side}") for side in ("low", "high"))
+    known = bounded and sure_low is not None and sure_high is not None
+    return Effect(
+        ratio,
+        low if bounded else None,
+        high if bounded else None,
+        number(effects, name, "confidence"),
+        (sure_low or 0.0, sure_high or 0.0) if known else None,
+        number(effects, name, "noise"),
+        number(effects, name, "smallest_effect"),
+    )
 
 
 def _shape(workload: Record) -> str:

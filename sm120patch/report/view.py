@@ -15,8 +15,9 @@ from sm120patch.report.charts import (
     time_chart,
 )
 from sm120patch.report.facts import Record, items, number, record, records, text, texts
-from sm120patch.report.measured import ARMS, Measured, block_order, measured
-from sm120patch.report.power import PowerChart, power_chart
+from sm120patch.report.measured import ARMS, Measured, block_order, blocks_of, measured
+from sm120patch.report.power import GpuRow, PowerChart, gpu_rows, power_chart
+from sm120patch.report.requests import RequestChart, request_charts
 
 OUTCOMES = {
     "applied": "The set was applied: every file holds the patched content.",
@@ -88,6 +89,8 @@ class WorkloadView:
     words: str
     spread: SpreadChart | None
     time: TimeChart | None
+    requests: tuple[RequestChart, ...]
+    excluded: tuple[str, ...]
     figures: tuple[Figure, ...]
 
 
@@ -140,9 +143,13 @@ class Page:
     effect: EffectChart | None
     workloads: tuple[WorkloadView, ...]
     power: PowerChart | None
+    gpu_rows: tuple[GpuRow, ...]
     order: str
     faults: tuple[str, ...]
     comparable: tuple[str, ...]
+    tolerance: str
+    agreement: tuple[tuple[str, str, str], ...]
+    not_examined: tuple[str, ...]
     answers: tuple[AnswerView, ...]
     engagement: tuple[tuple[str, str], ...]
     commands: tuple[tuple[str, str], ...]
@@ -175,11 +182,15 @@ def build(subject: Subject) -> Page:
         facts=tuple(_facts(subject, data)),
         margin=margin,
         effect=effect_chart(workloads, margin),
-        workloads=tuple(_workload(w) for w in workloads),
+        workloads=tuple(_workload(w, _excluded(data, w.name)) for w in workloads),
         power=power_chart(data),
+        gpu_rows=gpu_rows(data),
         order=" ".join("A" if arm == ARMS[0] else "B" for arm in block_order(data)),
         faults=tuple(texts(data, "correctness", "faults")),
         comparable=tuple(texts(data, "correctness", "comparable")),
+        tolerance=text(data, "correctness", "tolerance"),
+        agreement=tuple(_agreement(data)),
+        not_examined=tuple(texts(data, "correctness", "not_examined")),
         answers=tuple(_answers(data)),
         engagement=tuple(_engagement(data)),
         commands=tuple((arm, text(data, "commands", arm)) for arm in ARMS),
@@ -219,13 +230,15 @@ def _told(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value.strip()]
 
 
-def _workload(workload: Measured) -> WorkloadView:
+def _workload(workload: Measured, excluded: tuple[str, ...]) -> WorkloadView:
     return WorkloadView(
         name=workload.name,
         shape=workload.shape,
         words=_comparison(workload),
         spread=spread_chart(workload),
         time=time_chart(workload),
+        requests=request_charts(workload),
+        excluded=excluded,
         figures=tuple(f for f in (_figure(workload, *row) for row in _FIGURES) if f is not None),
     )
 
@@ -270,6 +283,28 @@ def _mark(answer: Record | None) -> str:
     if flaw := text(answer, "flaw"):
         return flaw
     return "right" if answer.get("passed") is True else "not the expected text"
+
+
+def _agreement(data: Record) -> list[tuple[str, str, str]]:
+    """Probe, tokens in common, and how far the log-probabilities are apart."""
+    rows = []
+    for probe in list(record(data, "correctness", "agreement"))[:50]:
+        found = record(data, "correctness", "agreement", probe)
+        equal = f"{text(found, 'agreed')} of {text(found, 'tokens')} tokens"
+        both = [number(found, name) for name in ("logprob_distance", "own_logprob_distance")]
+        shown = ["unknown" if value is None else f"{value:.4f}" for value in both]
+        rows.append((probe, equal, f"{shown[0]} (baseline to itself: {shown[1]})"))
+    return rows
+
+
+def _excluded(data: Record, workload: str) -> tuple[str, ...]:
+    """What was measured of a workload and does not count, and why."""
+    return tuple(
+        f"{arm}, server start {start}: {text(entry, 'reason')}"
+        for start, arm, block in blocks_of(data)
+        for entry in records(block, "excluded")
+        if text(entry, "workload") == workload
+    )[:50]
 
 
 def _engagement(data: Record) -> list[tuple[str, str]]:

@@ -98,6 +98,15 @@ def test_nothing_sticks_out_and_charts_have_their_marks(
         frame = chart.bounding_box()
         assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"]
         assert frame["y"] <= box["y"] and box["y"] + box["height"] <= frame["y"] + frame["height"]
+    lines = page.locator("svg polyline")
+    assert lines.count() == 8 + 3 * 2 + 4
+    loose = page.evaluate(
+        "[...document.querySelectorAll('svg polyline')].filter((l) => { const b = l.getBBox();"
+        " const v = l.ownerSVGElement.viewBox.baseVal;"
+        " return b.x < 96 || b.x + b.width > 700 || b.y < 0 || b.y + b.height > v.height;"
+        " }).length"
+    )
+    assert loose == 0
     outside = page.evaluate(
         "[...document.querySelectorAll('svg text')].filter((t) => { const b = t.getBBox();"
         " return b.x < 0 || b.x + b.width > 720; }).map((t) => t.textContent)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,11 +24,41 @@ def figures(throughput: float, **more: float) -> dict[str, float]:
     return {"output_throughput": throughput, "duration": 2.0, "median_ttft_ms": 40.0, **more}
 
 
+def samples(throughput: float) -> dict[str, Any]:
+    """Single requests of a repeat, as `verify.samples` keeps them."""
+    times = [6400 / throughput + n for n in range(8)]
+    return {"of": 8, "failed": 0, "latency_ms": times, "ttft_ms": [t / 10 for t in times],
+            "tpot_ms": [t / 40 for t in times],
+            "course": {"window_s": 0.5, "tok_s": [0.0, throughput, 1.1 * throughput]}}  # fmt: skip
+
+
+def telemetry(start: int, watts: float) -> dict[str, Any]:
+    """Readings of two GPUs during a server start, as `verify.telemetry` keeps them."""
+    gpu = {"name": "GPU", "power_w": {"mean": watts}, "sm_mhz": {"mean": 2100.0},
+           "util": {"mean": 96.0}, "temp_c": None, "mem_bytes": {"mean": 2.0**33},
+           "throttled": {"power-cap": 0.25}}  # fmt: skip
+    series = {
+        "t": [start * 10.0 + n for n in range(4)],
+        "power_w": [[watts - 5, watts, None, watts]] * 2,
+    }
+    return {"source": "nvml", "reason": None, "gpus": [gpu, gpu], "series": series}
+
+
+def block(start: int, values: list[float], watts: float) -> dict[str, Any]:
+    return {
+        "start": start,
+        "workloads": {"c64": list(map(figures, values))},
+        "samples": {"c64": list(map(samples, values))},
+        "telemetry": telemetry(start, watts),
+        "excluded": [{"workload": "c64", "reason": "a stall", "output_throughput": 3.0}],
+    }
+
+
 def evidence_data() -> dict[str, Any]:
     """As the runner records it: A B B A, two repeats a start, one workload."""
-    values = {
-        "baseline": [[100.0, 102.0], [98.0, 100.0]],
-        "patched": [[110.0, 112.0], [108.0, 110]],
+    starts = {
+        "baseline": [block(1, [100.0, 102.0], 250.0), block(4, [98.0, 100.0], 250.0)],
+        "patched": [block(2, [110.0, 112.0], 300.0), block(3, [108.0, 110.0], 300.0)],
     }
     return {
         "margin": 0.03,
@@ -38,16 +69,21 @@ def evidence_data() -> dict[str, Any]:
         ],
         "blocks_run": ["baseline", "patched", "patched", "baseline"],
         "arms": {
-            arm: {"blocks": [{"workloads": {"c64": list(map(figures, block))}} for block in blocks],
-                  "server_info": {"version": "0.5.9"}}
-            for arm, blocks in values.items()
+            arm: {"blocks": blocks, "server_info": {"version": "0.5.9"}}
+            for arm, blocks in starts.items()
         },
-        "intervals": {"c64": {"ratio": 1.1, "low": 1.05, "high": 1.15, "confidence": 0.9}},
+        "intervals": {"c64": {"ratio": 1.1, "low": 1.05, "high": 1.15, "confidence": 0.9,
+                              "sure_low": 1.03, "sure_high": 1.17, "noise": 0.01,
+                              "smallest_effect": 0.02}},
         "correctness": {
             "comparable": ["copy"],
             "faults": [],
+            "tolerance": "tolerance",
+            "agreement": {"copy": {"tokens": 6, "agreed": 5, "logprob_distance": 0.0125,
+                                   "own_logprob_distance": None}},
+            "not_examined": ["long-recall: too long"],
             "answers": {arm: [{"probe": "copy", "passed": True, "flaw": None, "text": " blue"}]
-                        for arm in values},
+                        for arm in starts},
         },
         "commands": {"baseline": "serve", "patched": "serve --fast"},
         "versions": {"sglang": "0.5.9"},
@@ -79,7 +115,12 @@ def test_the_page_says_what_was_measured_and_what_came_of_it():
         "improved", "every file holds the patched content", "c64: +10.0 %", "A B B A",
         "256 tokens in, 128 out, 64 at a time", "baseline 100.0 tok/s, patched 110.0 tok/s",
         "serve --fast", "0.5.9", "580.65", "2-gpus, bare-metal", "+new", "-old", "event 7 of /env",
-        "No power was recorded.",
+        "read from the driver", "power of all GPUs, W 500 600", "power-cap 25%",
+        "memory of all GPUs, GiB 16 16",
+        "time to first token, ms; the patched server is dashed",
+        "an effect of 2.0% would have been seen",
+        "5 of 6 tokens", "0.0125 (baseline to itself: unknown)", "long-recall: too long",
+        "Not counted: baseline, server start 1: a stall",
     ):  # fmt: skip
         assert words in text, words
     assert "evidence." not in text.partition("fusion")[0], "real evidence needs no warning"
@@ -118,7 +159,7 @@ def test_bounds_that_are_no_bounds_are_not_drawn():
     data = evidence_data()
     data["intervals"]["c64"].update(low=0.0, high=None)
     (workload,) = measured(data)
-    assert workload.effect == Effect(1.1, None, None, 0.9)
+    assert workload.effect == Effect(1.1, None, None, 0.9, None, 0.01, 0.02)
     chart = effect_chart([workload], 0.03)
     assert chart is not None and (chart.rows[0].low, chart.rows[0].high) == (None, None)
     assert "no interval" in chart.rows[0].words
@@ -132,6 +173,7 @@ def test_a_workload_that_was_not_reached_is_named_as_such():
 
 def test_nothing_measured_at_all_still_makes_a_page():
     text = text_of(subject({"reasons": ["the server died"]}, verdict="broken", passed=False))
+    assert "No power was recorded." in text
     assert "the server died" in text and "No workload was measured in both arms." in text
 
 
@@ -162,6 +204,42 @@ def test_hostile_text_is_shown_and_never_obeyed():
     assert page.text.count("<script>alert(1)</script>") > 15
     assert re.search("[\x00-\x08\x0b-\x1f\u202e]", html) is None, "control characters are shown"
     html.encode("utf-8", "replace")
+
+
+def test_curves_stay_inside_their_charts():
+    page = build(subject())
+    (workload,) = page.workloads
+    assert workload.time is not None and page.power is not None
+    lines = [s.course for s in workload.time.spans] + [c.points for c in page.power.curves]
+    lines += [s.points for chart in workload.requests for s in chart.shares]
+    assert len(lines) == 8 + 4 + 3 * 2 and all(lines)
+    for line in lines:
+        for point in line.split():
+            x, y = map(float, point.split(","))
+            assert 96 <= x <= 700 and 12 <= y <= 150, line
+    assert page.power.curves[0].words == "baseline, server start 1: 497 W on average"
+
+
+def test_power_of_a_host_that_declares_it_is_a_bar_an_arm():
+    data = evidence_data()
+    for arm, watts in (("baseline", 300.0), ("patched", 125.0)):
+        for entry in data["arms"][arm]["blocks"]:
+            gpu = {"power_w": {"mean": watts}}
+            entry["telemetry"] = {"source": "declared", "gpus": [gpu, gpu], "series": {}}
+    found = build(subject(data)).power
+    assert found is not None and found.curves == ()
+    assert [bar.words for bar in found.bars] == ["baseline: 600 W", "patched: 250 W"]
+    assert found.source == "declared by the server"
+
+
+def test_an_experiment_has_a_variant_and_no_patch():
+    data = {**evidence_data(), "experiment": {"name": "--steps 4"}}
+    found = subject(data, sets=())
+    event = replace(found.event, kind="experiment", sets=())
+    text = text_of(Subject(event, found.evidence, "/env", ()))
+    assert text.startswith("--steps 4: improved") and "no file was changed" in text
+    said = text.replace("patched content", "").replace("sm120patch", "")
+    assert "patched" not in said and "variant, server start 2" in said
 
 
 def test_lone_surrogates_do_not_end_the_writing():
