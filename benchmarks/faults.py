@@ -11,7 +11,6 @@ seventh for the rest.
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,71 +30,10 @@ sys.path.insert(0, str(ROOT))
 from tests.support.catalogue import A_TEXT, B_TEXT, KERNEL, KERNEL_TEXT, A, B  # noqa: E402
 from tests.support.environments import create_venv, install_fake  # noqa: E402
 from tests.support.faults import seam as seams  # noqa: E402
-from tests.support.faults.matrix import (  # noqa: E402
-    Trial,
-    failing_everywhere,
-    interrupted_everywhere,
-    killed_everywhere,
-    lost_everywhere,
-    outcomes,
-)
-from tests.support.faults.rejecting import REJECT, STAND_IN, write_profile  # noqa: E402
-from tests.support.faults.world import APPLY, RECOVER, REVERT, Judge, World  # noqa: E402
+from tests.support.faults.matrix import Trial, outcomes  # noqa: E402
+from tests.support.faults.trials import FAULTS, TRIALS  # noqa: E402
 
 DOCUMENT = ROOT / "benchmarks" / "faults.md"
-Found = Iterator[tuple[str, str]]
-FAULTS: Mapping[str, Callable[[Trial, Judge, int], Found]] = {
-    "SIGKILL before every call, and within every write": killed_everywhere,
-    "power lost after every call": lambda t, j, step: lost_everywhere(t, j, 2, step),
-    "one call fails: EIO": lambda t, j, s: failing_everywhere(t, j, errno.EIO, step=s),
-    "one call fails: EACCES": lambda t, j, s: failing_everywhere(t, j, errno.EACCES, step=s),
-    "one call fails: ESTALE (NFS)": lambda t, j, s: failing_everywhere(t, j, errno.ESTALE, step=s),
-    "this call and all later ones fail: ENOSPC": lambda t, j, s: failing_everywhere(
-        t, j, errno.ENOSPC, seams.FAIL_FROM, s
-    ),
-    "this call and all later ones fail: EDQUOT": lambda t, j, s: failing_everywhere(
-        t, j, errno.EDQUOT, seams.FAIL_FROM, s
-    ),
-    "SIGINT at every call": lambda t, j, s: interrupted_everywhere(t, j, signal.SIGINT, s),
-    "SIGTERM at every call": lambda t, j, s: interrupted_everywhere(t, j, signal.SIGTERM, s),
-}
-
-
-def trials(root: Path) -> Iterator[tuple[str, World, Callable[[seams.Seam], Trial]]]:
-    """Name, prepared world and trial of each command."""
-    world = _world(root / "apply")
-    yield "apply --no-verify", world, lambda seam: Trial(world, seam, APPLY)
-    patched = _world(root / "revert", APPLY)
-    yield "revert --all", patched, lambda seam: Trial(patched, seam, REVERT)
-    measured = _world(root / "reject")
-    profile = str(write_profile(root / "profile.toml"))
-    yield (
-        "apply, rejected after A B B A",
-        measured,
-        lambda seam: Trial(measured, seam, (*REJECT, profile), STAND_IN),
-    )
-    broken = _world(root / "recover")
-    yield "recover of a killed apply", broken, lambda seam: _recovering(broken, seam)
-
-
-def _world(root: Path, *before: tuple[str, ...]) -> World:
-    """A world with a home of its own: build caches lie below it."""
-    (root / "home").mkdir(parents=True)
-    os.environ["HOME"] = str(root / "home")
-    return World(root, *before)
-
-
-def _recovering(world: World, seam: seams.Seam) -> Trial:
-    """Recover an apply that was killed between its two files."""
-    first = Trial(world, seam, APPLY)
-    first.judge()
-    at = [c.number for c in first.calls if c.op == "rename" and c.other.endswith("kernel.cuh")]
-    first.again()
-    seam.run(*APPLY, *world.options, at=at[0] + 1, action=seams.KILL)
-    content = world.content()
-    world.seal()
-    assert content == world.old
-    return Trial(world, seam, RECOVER)
 
 
 def table(steps: list[int], only: str | None) -> list[str]:
@@ -104,14 +42,15 @@ def table(steps: list[int], only: str | None) -> list[str]:
         "|---|---:|---|---:|---:|---:|---:|---:|",
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        for name, world, make in trials(Path(scratch)):
+        for number, (name, prepare) in enumerate(TRIALS.items()):
             if only and only not in name:
                 continue
+            world, make = prepare(Path(scratch) / str(number))
             with seams.seam(world.prefix, world.workspace) as seam:
                 trial = make(seam)
                 judged = trial.judge()
-                for number, (fault, run) in enumerate(FAULTS.items()):
-                    step = steps[min(number, 2)]
+                for at, (fault, run) in enumerate(FAULTS.items()):
+                    step = steps[min(at, 2)]
                     if (
                         name.startswith("recover")
                         and fault.startswith("SIG")
