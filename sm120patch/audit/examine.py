@@ -156,6 +156,7 @@ def _disk(
         present=present,
         pristine=pristine,
         checkouts=frozenset(c.target for c in layout.copies if c.kind == "editable"),
+        unknown=frozenset(t for t, found in comparisons.items() if not found.compared),
         elsewhere=elsewhere,
         owner=owner,
     )

@@ -60,6 +60,8 @@ class Disk:
     pristine: Contents
     checkouts: frozenset[str] = frozenset()
     """Targets that are imported from a checkout."""
+    unknown: frozenset[str] = frozenset()
+    """Targets of which nobody knows what upstream shipped."""
     elsewhere: Mapping[FileKey, OwnedFile] = field(default_factory=dict)
     """Files of a shared checkout that the ledger of another environment answers for."""
     owner: str = ""
@@ -105,8 +107,12 @@ def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
     state, reason = disk_state(owned, DiskFact(found, version, pristine, known))
     shipped = None if owned.pristine_sha256 == ABSENT else pristine
     if state is None:
+        shipped = None if owned.pristine_sha256 == ABSENT else owned.pristine_sha256
         report = FileReport(*key, FileState.OURS, found, shipped, owned.changes)
-        return report, None
+        if difference is not None or key[0] in disk.unknown:
+            return report, None
+        detail = "RECORD or HEAD say that the patched content was shipped: they were rewritten"
+        return report, Finding(Kind.RECORD, *key, detail, _sets_of(owned.changes))
     file_state = FileState.LOST if state is State.LOST else FileState.DRIFTED
     kind = Kind.LOST if state is State.LOST else Kind.DRIFTED
     report = FileReport(*key, file_state, found, shipped, owned.changes, known)

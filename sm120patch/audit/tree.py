@@ -32,6 +32,9 @@ class Tree:
     def at(cls, root: Path) -> Tree:
         """Return the tree below a directory. Raises OSError when there is none."""
         real = os.path.realpath(root, strict=True)
+        # `/proc/PID/root` leads into another mount namespace, where its text means something else.
+        if not Path(real).samefile(root):
+            real = os.path.abspath(root)  # noqa: PTH100 - links must not be resolved
         if not Path(real).is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
         return cls(real)

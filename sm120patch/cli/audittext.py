@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sm120patch.audit.findings import EnvironmentReport, HostReport, PackageReport
+from sm120patch.audit.findings import EnvironmentReport, HostReport, PackageReport, SetReport
 from sm120patch.plaintext import table
 
 
@@ -30,7 +30,7 @@ def _environment(environment: EnvironmentReport, report: HostReport) -> str:
     lines += [f"  {line}" for p in environment.packages for line in _package(p)]
     if not environment.packages:
         lines.append("  no target installed")
-    rows = [(s.id, s.label, s.reason) for s in environment.sets]
+    rows = [(s.id, s.label, s.reason, _verified(s)) for s in environment.sets]
     lines += [_indented(table(rows))] if rows else []
     found = [(f.kind.value, f.target, f.path, f.detail) for f in environment.findings]
     lines += [_indented(table(found))] if found else []
@@ -50,6 +50,16 @@ def _package(package: PackageReport) -> Iterator[str]:
         yield f"{head}: not compared"
     for other in package.same_as:
         yield f"{head}: the same files as in {other}"
+
+
+def _verified(entry: SetReport) -> str:
+    """Newest verdict on what is on disk, and where it was reached."""
+    found = entry.verification
+    if found is None:
+        return ""
+    kind = "" if found.kind == "real" else f" ({found.kind})"
+    where = "this host" if found.here else f"another host, {found.host[:12]}"
+    return f"{found.verdict}{kind} on {where}, {found.at}"
 
 
 def _sum(report: HostReport) -> str:

@@ -68,6 +68,18 @@ def test_a_directory_that_becomes_a_link_after_the_look_is_not_entered(
         tree.open_directory(real)
 
 
+def test_the_root_of_another_mount_namespace_is_not_taken_for_our_own(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/proc/PID/root` of a container reads as a link to `/`."""
+    plain = os.path.realpath
+    monkeypatch.setattr(
+        os.path, "realpath", lambda p, **k: "/" if str(p) == tree.root else plain(p, **k)
+    )
+    found = Tree.at(Path(tree.root))
+    assert found.root == tree.root and found.read("/a/b/file") == b"inside"
+
+
 def test_a_pipe_in_place_of_a_file_does_not_block(tree: Tree) -> None:
     os.mkfifo(Path(tree.root) / "pipe")
     assert tree.read("/pipe") is None and not tree.is_file("/pipe")

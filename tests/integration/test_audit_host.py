@@ -213,6 +213,7 @@ def test_the_text_says_what_the_findings_are(host: AuditedHost) -> None:
     ran = run("audit", "--root", host.root, "--catalogue", host.catalogue, **host.environment())
     assert "this is pair applied by hand, without its right change" in ran.out
     assert "25 environments: " in ran.out
+    assert "improved on another host, ffffffffffff" in ran.out
 
 
 def test_a_copy_in_a_users_site_beside_that_of_the_system_is_named(tmp_path: Path) -> None:

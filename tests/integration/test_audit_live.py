@@ -20,7 +20,7 @@ from tests.support import jit
 from tests.support.audited import FILES, SED_A, publish, sh
 from tests.support.catalogue import A_TEXT, A
 from tests.support.command import run
-from tests.support.environments import create_venv, install_fake
+from tests.support.environments import create_venv, install_fake, record_line
 from tests.support.place import Place
 
 LAUNCH = "import sys, time\nprint('up', flush=True)\ntime.sleep(120)\n"
@@ -234,6 +234,20 @@ def test_without_upstreams_bytes_nothing_is_taken_over(place: Place, tmp_path: P
     ran = run("audit", "--fix", "--yes", *place.options, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert ran.code == 1 and ran.result["fixes"] == []
     assert "nothing that could be put right safely" in ran.err
+
+
+# --- what was applied here ----------------------------------------------------------------------
+
+
+def test_a_record_that_was_rewritten_over_our_patch_is_named(place: Place) -> None:
+    place.stage("one")
+    assert place.findings() == {("unverified", "one")}
+    record = place.site / "sglang-1.0.dist-info" / "RECORD"
+    lines = [line for line in record.read_text().splitlines(True) if not line.startswith(f"{A},")]
+    record.write_text("".join(lines) + record_line(A, (place.site / A).read_bytes()))
+    assert place.findings() == {("unverified", "one"), ("record", A)}
+    record.unlink()
+    assert ("record", A) not in place.findings(), "nothing says anything any more"
 
 
 # --- the search --------------------------------------------------------------------------------
