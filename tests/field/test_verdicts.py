@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from sm120patch.model import Goal
 from sm120patch.verify.commandline import Arm
-from sm120patch.verify.correctness import Answer, Examination, judge, probes
+from sm120patch.verify.correctness import judge
 from sm120patch.verify.effect import Start, interval
+from sm120patch.verify.probes import LONG_CONTEXT, probes
 from sm120patch.verify.schedule import Schedule
 from sm120patch.verify.verdict import Findings, Verdict, decide
 from tests.integration.test_interrupted import external, served_by_others
@@ -21,9 +22,7 @@ from tests.support.serving import (
     assert_rejected,
     assert_untouched,
 )
-
-RIGHT = {"arithmetic": "68", "copy": "copper lantern seven quiet rivers", "count": "21 22 23",
-         "recall": "marigold"}  # fmt: skip
+from tests.unit.test_verdict import exam
 
 
 def goal(host: Host, name: str, margin: float = 0.03) -> None:
@@ -53,23 +52,13 @@ def test_case_57_faster_and_garbage_is_broken(host: Host) -> None:
     assert_rejected(host, done, "broken")
 
 
-def examination(**texts: str) -> Examination:
-    """Right answers to every probe, three times, but for those that are named."""
-    answers = []
-    for _round in range(3):
-        for probe in probes():
-            text = {**RIGHT, **texts}[probe.name]
-            answers.append(Answer(probe.name, text, probe.passes(text), None))
-    return Examination(tuple(answers))
-
-
 def test_case_58_text_that_is_wrong_only_behind_a_long_context() -> None:
-    (long,) = [p for p in probes() if len(p.prompt) == max(len(q.prompt) for q in probes())]
-    assert long.name == "recall" and len(long.prompt) > 4000, "a short prompt would see nothing"
-    before = [examination()]
-    assert judge(before, [examination()]).ok
-    found = judge(before, [examination(recall="the the the the")])
-    assert not found.ok and all(fault.startswith("recall") for fault in found.faults)
+    (long,) = [probe for probe in probes() if probe.long]
+    assert len(long.prompt.split()) > LONG_CONTEXT, "a short prompt would see nothing"
+    before = [exam()]
+    assert judge(before, [exam()]).ok
+    found = judge(before, [exam({long.name: "the the the the the the the the the"})])
+    assert not found.ok and all(fault.startswith(long.name) for fault in found.faults)
     decision = decide(Goal.NO_REGRESSION, 0.03, Findings(effects={}, broken=found.faults))
     assert decision.verdict is Verdict.BROKEN
 
