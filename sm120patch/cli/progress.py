@@ -104,6 +104,10 @@ class Progress(Silent):
             f" {self._so_far}"
         )
 
+    def on_telemetry(self, arm: Arm, text: str) -> None:
+        """Print what the GPUs did."""
+        self._say(f"      {arm.value}: {text}")
+
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
         """Say what is left."""
         if block < blocks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,9 +54,6 @@ class Loading:
             "stall_s": result.tally.longest,
             "output_throughput": result.metrics["output_throughput"],
         }
-        if result.tally.longest > _STALL and not self.target.virtual:
-            reason = f"warm-up: {result.tally.longest:.0f} s without a token, a compile"
-            self._exclude(workload, result, reason)
         return False
 
     def repeats(self, workload: Workload) -> bool:
@@ -78,7 +75,8 @@ class Loading:
                 extra += len(hit)
                 for result in hit:
                     reason = f"{result.tally.longest:.0f} s without a token, a stall"
-                    self._exclude(workload, result, reason)
+                    self._exclude(workload, result.metrics, reason)
+        self._note_compile(workload, results)
         self.block.repeats[workload.name] = [result.metrics for result in results]
         self.block.samples[workload.name] = [kept(result.samples) for result in results]
         if self.block.arm is Arm.BASELINE:
@@ -144,13 +142,24 @@ class Loading:
     def _remember(self, workload: Workload, phase: str, tallies: Sequence[Tally]) -> None:
         self.record.courses.setdefault((workload.name, phase), []).extend(tallies)
 
-    def _exclude(self, workload: Workload, result: Repeat, reason: str) -> None:
+    def _note_compile(self, workload: Workload, results: Sequence[Repeat]) -> None:
+        """Say of a warm-up that was silent as no repeat is afterwards what it was: a compile."""
+        warmup = self.block.warmups.get(workload.name)
+        if warmup is None or self.target.virtual or not self.profile.driver.native:
+            return
+        usual = statistics.median(result.tally.longest for result in results)
+        silence = warmup["stall_s"]
+        if silence > max(_STALL, _STALL_FACTOR * usual):
+            reason = f"warm-up: {silence:.0f} s without a token, a compile"
+            self._exclude(workload, warmup, reason)
+
+    def _exclude(self, workload: Workload, metrics: Mapping[str, float], reason: str) -> None:
         self.report.on_excluded(self.block.arm, workload.name, reason)
         self.block.excluded.append(
             {
                 "workload": workload.name,
                 "reason": reason,
-                "output_throughput": result.metrics["output_throughput"],
+                "output_throughput": metrics["output_throughput"],
             }
         )
 

@@ -44,7 +44,7 @@ class Block:
     """From the start of the server to its end."""
     telemetry: Mapping[str, object] = field(default_factory=dict)
     """What the GPUs did while it was measured, see `telemetry.Meter.between`."""
-    warmups: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    warmups: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """Workload -> the unmeasured requests before it: `seconds`, `stall_s`, `output_throughput`."""
     excluded: list[Mapping[str, object]] = field(default_factory=list)
     """Repeats that do not count: `workload`, `reason`, `output_throughput`."""

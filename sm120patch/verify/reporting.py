@@ -44,6 +44,9 @@ class Reporter(Protocol):
     def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
         """Requests are under way: `tokens` came in `seconds`; about once a second."""
 
+    def on_telemetry(self, arm: Arm, text: str) -> None:
+        """What the GPUs did while the server was measured, in words; not called without any."""
+
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
         """A server start is done; `remaining` seconds are expected to follow at most."""
 
@@ -83,6 +86,9 @@ class Silent:
         """Say nothing."""
 
     def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
+        """Say nothing."""
+
+    def on_telemetry(self, arm: Arm, text: str) -> None:
         """Say nothing."""
 
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:

@@ -36,7 +36,7 @@ from sm120patch.verify.schedule import estimate, schedule_for, style_for
 from sm120patch.verify.server import OutOfTime, Server, failed, running
 from sm120patch.verify.spawn import ServerError, api_key
 from sm120patch.verify.summary import account, served_model, virtual, workload_dict
-from sm120patch.verify.telemetry import Meter, declared, metering
+from sm120patch.verify.telemetry import Meter, declared, in_words, metering
 from sm120patch.verify.verdict import Decision, collapsed, decide
 
 COLLAPSE = 0.7
@@ -237,6 +237,8 @@ class _Run:
             now = time.monotonic()
             block.seconds = now - self.began - block.began
             block.telemetry = declared(server.info) or self.meter.between(ready, now)
+            if words := in_words(block.telemetry):
+                self.report.on_telemetry(block.arm, words)
 
     def _server_failed(self, arm: Arm, block: Block, error: ServerError) -> bool:
         if arm is Arm.PATCHED:

@@ -115,6 +115,42 @@ def declared(info: Mapping[str, object]) -> dict[str, object] | None:
     }
 
 
+def in_words(telemetry: Mapping[str, object]) -> str | None:
+    """`8 GPUs: 250 W of 600 W, 98 % busy, 2400 MHz; throttled: power-cap 80 %`; None without any.
+
+    Means over the GPUs of the means over time.
+    """
+    gpus = telemetry.get("gpus")
+    if not isinstance(gpus, list) or not gpus:
+        return None
+    power, limit = _mean(gpus, "power_w"), _plain(gpus, "power_limit_w")
+    busy, clock = _mean(gpus, "util"), _mean(gpus, "sm_mhz")
+    words = []
+    if power is not None:
+        words.append(f"{power:.0f} W" + (f" of {limit:.0f} W" if limit is not None else ""))
+    if busy is not None:
+        words.append(f"{busy:.0f} % busy")
+    if clock is not None:
+        words.append(f"{clock:.0f} MHz")
+    reasons: dict[str, float] = {}
+    for gpu in gpus:
+        for reason, share in gpu["throttled"].items():
+            reasons[reason] = max(reasons.get(reason, 0.0), share)
+    held = ", ".join(f"{reason} {100 * share:.0f} %" for reason, share in reasons.items())
+    text = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}: {', '.join(words) or 'no readings'}"
+    return text + (f"; throttled: {held}" if held else "")
+
+
+def _mean(gpus: Sequence[Mapping[str, object]], name: str) -> float | None:
+    means = [entry["mean"] for gpu in gpus if isinstance(entry := gpu.get(name), Mapping)]
+    return statistics.fmean(means) if means else None
+
+
+def _plain(gpus: Sequence[Mapping[str, object]], name: str) -> float | None:
+    known = [value for gpu in gpus if isinstance(value := gpu.get(name), float)]
+    return statistics.fmean(known) if known else None
+
+
 @contextlib.contextmanager
 def metering(command: Sequence[str] | None = None) -> Iterator[Meter]:
     """Read the GPUs for the length of the block; no GPU is a normal answer, see `reason`.

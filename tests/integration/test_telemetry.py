@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from sm120patch.host import meter, nvml
-from sm120patch.verify.telemetry import POINTS, Meter, declared, metering
+from sm120patch.verify.telemetry import POINTS, Meter, declared, in_words, metering
 from tests.support.serving import wait_for
 
 TALKS = """
@@ -49,6 +49,18 @@ def test_readings_are_summed_up_for_a_span() -> None:
     assert second["power_w"] is None and second["throttled"] == {}
     series = summary["series"]
     assert len(series["t"]) == len(series["power_w"][0]) == summary["readings"]  # type: ignore[index]
+
+
+def test_a_start_is_summed_up_in_words() -> None:
+    row = [250.0, 2400, 9000, 98, 50, 1 << 30, 61, 0x04]
+    gpus = [{"name": "A", "power_limit_w": 600.0}, {"name": "A", "power_limit_w": 600.0}]
+    found = Meter(reason=None, gpus=gpus, began=0.0)
+    found.readings = [(float(t), [row, [*row[:7], 0]]) for t in range(10)]
+    text = in_words(found.between(0, 100))
+    assert text == "2 GPUs: 250 W of 600 W, 98 % busy, 2400 MHz; throttled: power-cap 100 %"
+    assert in_words(found.between(200, 300)) is None
+    simulated = declared({"simulated": True, "gpus": [{"name": "X", "power_watts": 125.0}]})
+    assert simulated is not None and in_words(simulated) == "1 GPU: 125 W"
 
 
 def test_a_driver_that_hangs_holds_nothing_up() -> None:
