@@ -31,6 +31,8 @@ from sm120patch.values import dataclass
 TRASH = "trash-"
 """Begin of the name under which a build waits for its removal."""
 LOCKS = "locks"
+PATIENCE = 1.0
+"""Seconds to wait for a module that is being compiled: the others go first."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def remove(item: Stored) -> None:
     try:
         if item.key:
             trash = shelf / f"{TRASH}{secrets.token_hex(4)}"
-            with locked(item.entry):
+            with locked(item.entry, PATIENCE):
                 trash.mkdir()
                 item.path.rename(trash / item.path.name)
             shutil.rmtree(trash)
