@@ -89,7 +89,7 @@ def read_build_file(path: Path) -> BuildFile | None:
     sources = {
         output: source
         for output, rule, source in re.findall(
-            r"^build (\S+): (\w+) (\S+)[ \t]*$", text, re.MULTILINE
+            r"^build (\S+): (\w+) (\S+)[ \t]*(?:\|.*)?$", text, re.MULTILINE
         )
         if "compile" in rule
     }

@@ -190,6 +190,16 @@ def test_sources_and_include_directories_are_read_from_a_build_file(
     assert read_build_file(library.parent / "build.ninja") is None
 
 
+def test_implicit_inputs_do_not_hide_a_source(tmp_path: Path) -> None:
+    (tmp_path / "build.ninja").write_text(
+        "build a.o: cuda_compile a.cu | h.cuh || stamp\nbuild b.o: compile b.cc\n"
+        "build m.so: link a.o b.o | libx.so\n"
+    )
+    found = read_build_file(tmp_path / "build.ninja")
+    assert found is not None
+    assert (found.sources, found.links) == ({"a.o": "a.cu", "b.o": "b.cc"}, ("m.so",))
+
+
 # --- includes and generators --------------------------------------------------------------------
 
 
