@@ -87,7 +87,9 @@ def _show(output: Output, found: Diagnosis) -> int:
             "sets": [render.set_dict(outlook) for outlook in found.sets],
             "flags": [render.flag_dict(flag) for flag in found.flags],
         },
-        render.text(found.checks, found.sets, found.flags, found.without),
+        render.text(
+            found.checks, found.sets, found.flags, found.without, found.readings.host.topology
+        ),
         code,
     )
     return code

@@ -60,9 +60,13 @@ def text(
     sets: Sequence[SetOutlook],
     flags: Sequence[IdleFlag],
     without: str | None,
+    words: Sequence[str] = (),
 ) -> str:
-    """Checks, sets and flags, each a table, with hints below what they are for."""
-    lines = ["this host", *_checks(checks)]
+    """Checks, sets and flags, each a table, with hints below what they are for.
+
+    `words` are those of the host's topology, by which published results are matched.
+    """
+    lines = [": ".join(filter(None, ("this host", ", ".join(words)))), *_checks(checks)]
     lines += ["", "patch sets here"]
     lines += [_INDENT + line for line in _sets(sets)] or [f"{_INDENT}not judged: {without}"]
     lines += ["", "set, but without effect"]

@@ -384,6 +384,8 @@ def test_without_an_environment_the_host_is_looked_at_all_the_same(tmp_path: Pat
     done = run("doctor", cwd=tmp_path)
     assert "not judged: no environment was named" in done.out
     assert "gpus" in done.out and "build-memory" in done.out
+    words = ", ".join(probe().topology)
+    assert done.out.startswith(f"this host: {words}\n"), "what published results are matched by"
     wrong = run("doctor", "--env", tmp_path / "nowhere")
     assert wrong.code == 10 and "looked for" in wrong.err
 
