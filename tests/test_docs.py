@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from sm120patch.cli.main import COMMANDS, cli
+from sm120patch.cli.group import cli
+from sm120patch.cli.main import COMMANDS
 from sm120patch.errors import ExitCode
 from sm120patch.model import State
 from sm120patch.verify.profile import parse

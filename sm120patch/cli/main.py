@@ -1,22 +1,24 @@
-"""Entry point: the command group and the one place that turns errors into exit codes."""
+"""Entry point: the one place that turns errors into exit codes."""
 
 from __future__ import annotations
 
 import gc
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-
-import click
+from typing import TYPE_CHECKING
 
 from sm120patch import __version__
+from sm120patch.cli import quick
 from sm120patch.cli.output import Output, silence
 from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
+
+if TYPE_CHECKING:
+    import click
 
 COMMANDS = {
     "diagnosing": ("doctor",),
@@ -34,49 +36,17 @@ COMMANDS = {
 """Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
 
 
-class Commands(click.Group):
-    """The commands; the module of one is loaded when it is asked for, to start fast."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names, sorted."""
-        return sorted(name for names in COMMANDS.values() for name in names)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name; loads the module that holds it."""
-        for holder, names in COMMANDS.items():
-            if cmd_name in names:
-                module = importlib.import_module(f"sm120patch.cli.{holder}")
-                held: tuple[click.Command, ...] = module.COMMANDS
-                return next(found for found in held if found.name == cmd_name)
-        return None
-
-
-@click.group(
-    cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 findings, 2 usage, 3 catalogue, 4 not applicable, 5 conflict, "
-    "6 rolled back, 7 recovery needed, 8 not verified, 9 busy, 10 host, 130 interrupted.",
-)
-@click.version_option(__version__, prog_name="sm120patch")
-def cli() -> None:
-    """Apply, verify and revert source patches of SGLang and FlashInfer on SM120 GPUs."""
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     output = Output()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = cli.main(
-            None if arguments is None else list(arguments),
-            prog_name="sm120patch",
-            standalone_mode=False,
-            obj=output,
-        )
+        code = quick.run(words, output)
+        if code is None:
+            code = _parsed(words, output)
         sys.stdout.flush()
-    except (click.Abort, KeyboardInterrupt):  # click makes the one of the other
+    except KeyboardInterrupt:
         return _interrupted(output)
-    except click.ClickException as error:
-        return _usage(output, error, sys.argv[1:] if arguments is None else arguments)
     except Sm120PatchError as error:
         output.error(error)
         return int(error.exit_code)
@@ -85,7 +55,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return int(ExitCode.OK)
     except Exception as error:
         return _bug(output, error)
-    return int(code) if isinstance(code, int) else int(ExitCode.OK)
+    return int(code)
+
+
+def _parsed(words: list[str], output: Output) -> int:
+    """Let click find out what is asked for, and do it."""
+    import click
+
+    from sm120patch.cli.group import cli
+
+    try:
+        code = cli.main(words, prog_name="sm120patch", standalone_mode=False, obj=output)
+    except click.Abort:  # click makes it of ^C
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        return _usage(output, error, words)
+    return code if isinstance(code, int) else int(ExitCode.OK)
 
 
 def _interrupted(output: Output) -> int:
@@ -99,6 +84,8 @@ def _interrupted(output: Output) -> int:
 
 def _usage(output: Output, error: click.ClickException, words: Sequence[str]) -> int:
     """Say what is wrong with the command line, in the form that it asks for."""
+    import click
+
     # Where the options cannot be parsed, nobody has read `--output` yet.
     if output.as_json or "--output=json" in words or ("--output", "json") in pairwise(words):
         context = error.ctx if isinstance(error, click.UsageError) else None

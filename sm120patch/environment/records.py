@@ -53,7 +53,8 @@ class Difference:
 
 def safe_relative(path: str) -> bool:
     """Tell whether `path` is a plain relative POSIX path: no root, no `..`, `.` or empty part."""
-    return not any(part in ("", ".", "..") for part in path.split("/")) and "\0" not in path
+    whole = f"/{path}/"
+    return not ("//" in whole or "/./" in whole or "/../" in whole or "\0" in whole)
 
 
 def read_record(path: Path, only: Collection[str] | None = None) -> RecordTable:

@@ -165,7 +165,7 @@ def mapping_libraries(cache_dirs: Iterable[Path]) -> tuple[tuple[LiveProcess, st
     `(deleted)` stands behind one that is gone.
     """
     places = tuple(f"{os.path.realpath(path)}/" for path in cache_dirs)
-    return _libraries(lambda path: path.startswith(places))
+    return _libraries(places, lambda path: path.startswith(places))
 
 
 def gone_libraries(packages: Sequence[str]) -> tuple[tuple[LiveProcess, str], ...]:
@@ -178,15 +178,21 @@ def gone_libraries(packages: Sequence[str]) -> tuple[tuple[LiveProcess, str], ..
         away = path.endswith(" (deleted)") or "/.sm120patch/" in path
         return away and any(f"/{package}/" in path for package in packages)
 
-    return _libraries(gone)
+    return _libraries((" (deleted)", "/.sm120patch/"), gone)
 
 
-def _libraries(wanted: Callable[[str], bool]) -> tuple[tuple[LiveProcess, str], ...]:
+def _libraries(
+    hints: Sequence[str], wanted: Callable[[str], bool]
+) -> tuple[tuple[LiveProcess, str], ...]:
+    """Mapped libraries that are wanted; only where one of the `hints` stands we look closer."""
+    needles = [os.fsencode(hint) for hint in hints]
     found = []
     for pid in _pids():
         maps = _proc(pid, "maps")
-        for path in sorted(_mapped(maps)) if b".so" in maps else ():
-            if ".so" in Path(path).name and wanted(path):
+        if not any(needle in maps for needle in needles):
+            continue
+        for path in sorted(_mapped(maps)):
+            if wanted(path) and ".so" in Path(path).name:
                 command = redact_arguments(_words(_proc(pid, "cmdline")))
                 live = LiveProcess(pid, _started(pid) or 0.0, command, f"maps {path}")
                 found.append((live, path))
