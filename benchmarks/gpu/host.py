@@ -50,6 +50,7 @@ class Host:
     tool: Path
     """Environment of sm120patch."""
     model: Path
+    gpus: tuple[str, ...]
 
     @property
     def dry(self) -> bool:
@@ -196,7 +197,7 @@ def _brief(result: Mapping[str, Any]) -> dict[str, Any]:
 # --- setting it up -----------------------------------------------------------------------------
 
 
-def set_up(run: Run, pack: Path, python: str) -> Host:
+def set_up(run: Run, pack: Path, python: str, gpus: int) -> Host:
     """Unpack everything and make the tool's environment; the environments come one by one."""
     for folder in ("results", "home", "logs"):
         (run.root / folder).mkdir(parents=True, exist_ok=True)
@@ -214,6 +215,7 @@ def set_up(run: Run, pack: Path, python: str) -> Host:
         targets=run.root / "targets",
         tool=run.root / "tool",
         model=run.root / "model",
+        gpus=tuple(map(str, range(gpus))),
     )
     return host
 

@@ -25,8 +25,8 @@ def carry_out(run: Run, pack: Path, python: str, parts: list[str], blocks: int) 
     """All parts in their order; a failed one is noted and the rest goes on."""
     if (run.root / "done").exists():
         (run.root / "done").unlink()
-    host = set_up(run, pack, python)
     guard = None if run.dry else require_no_multicast(run, python)  # raises: then nothing is run
+    host = set_up(run, pack, python, len(guard["devices"]) if guard else 2)
     sampler = None if run.dry else Sampler(run.results / "gpu.csv")
     try:
         describe(host, guard)
@@ -51,18 +51,23 @@ def first(host: Host, parts: list[str]) -> None:
         attempt(run, "stage", lambda: fusion.stage(host, "fusion-stage"))
     beside: list[Background] = []
 
+    two = "1" in host.gpus
+    other = "1" if two else "0"
+
     def start(name: str, action: Callable[[], object]) -> None:
-        if name in parts:
+        if name in parts and two:
             beside.append(Background(run, name, action))
+        elif name in parts:
+            attempt(run, name, action)  # one GPU: one after the other
 
     start("module", lambda: fusion.compile_ahead(host, 480))
     model.join(min(160, run.left))
-    start("kernels", lambda: kernels.swap(host, "1"))
+    start("kernels", lambda: kernels.swap(host, other))
     start("control", lambda: fusion.control_server(host, 31001, 200))
     start("real", lambda: whole.on_real_packages(host))
     # First starts compile for longer than anything else here uses the GPUs.
     start("awake", lambda: whole.verify(host, "awake", "0", 30010, 480))
-    start("drowsy", lambda: drowsy(host, parts))
+    start("drowsy", lambda: drowsy(host, parts, other))
     if "warm" in parts:
         attempt(run, "warm", lambda: fusion.warm(
             host, "fusion", tp=2, gpus="0,1", port=31002, limit=260))  # fmt: skip
@@ -70,11 +75,11 @@ def first(host: Host, parts: list[str]) -> None:
         one.join(min(600, run.left))
 
 
-def drowsy(host: Host, parts: list[str]) -> None:
-    """GPU 1: a set that costs time, then SGLang's own client."""
-    whole.verify(host, "drowsy", "1", 30020, 330)
+def drowsy(host: Host, parts: list[str], gpu: str) -> None:
+    """A set that costs time, then SGLang's own client."""
+    whole.verify(host, "drowsy", gpu, 30020, 330)
     if "bench" in parts:
-        attempt(host.run, "bench", lambda: whole.bench_serving(host, "1", 30020, 360))
+        attempt(host.run, "bench", lambda: whole.bench_serving(host, gpu, 30020, 360))
 
 
 def second(host: Host, parts: list[str], blocks: int) -> None:
