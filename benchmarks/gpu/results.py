@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,10 @@ _TOLD = (
 )  # fmt: skip
 _MEASURED = ("fusion-verify", "null", "trap", "awake", "drowsy")
 """Steps whose answer holds a verification."""
+_ALWAYS = ("differs_from_control", "findings", "engaged", "compiled")
+"""Kept of a step although there is nothing in them: that is what they say."""
+_NO_NEWS = "longer than the model's context length"
+"""The long question of the examination does not fit into the small model's context."""
 _SAID = 600  # characters kept of a message
 
 
@@ -48,7 +53,7 @@ def keep(archive: Path) -> dict[str, Any]:
         for name in _MEASURED
         if f"results/{name}.json" in texts
     }
-    return {
+    found: dict[str, Any] = {
         "note": "Hopper GPUs, copies of the packages: a rehearsal. Nothing here is about SM120.",
         "dry": run["dry"],
         "facts": {**run["facts"], "host": _host(texts)},
@@ -57,6 +62,14 @@ def keep(archive: Path) -> dict[str, Any]:
                           if (found := _verification(answer))},
         "gpus": _telemetry(texts.get("results/gpu.csv", b"").decode()),
     }  # fmt: skip
+    scrubbed: dict[str, Any] = json.loads(_scrubbed(json.dumps(found)))
+    return scrubbed
+
+
+def _scrubbed(text: str) -> str:
+    """Leave out what names a board or a place on the machine."""
+    text = re.sub(r"GPU-[0-9a-f]{8}-[0-9a-f-]{27}", "GPU-...", text)
+    return re.sub(r"/tmp/[\w.-]+(?:/run)?", "$RUN", text)
 
 
 def _host(texts: Mapping[str, bytes]) -> dict[str, Any]:
@@ -73,7 +86,7 @@ def _host(texts: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _step(step: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in step.items() if v not in ("", [], {}, None, False)}
+    kept = {k: v for k, v in step.items() if k in _ALWAYS or v not in ("", [], {}, None, False)}
     for name in ("others", "event", "launch", "versions"):
         kept.pop(name, None)
     for name in ("output", "errors"):
@@ -98,7 +111,7 @@ def _verification(answer: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     wanted = ("verdict", "kind", "goal", "margin", "reasons", "advice", "order", "blocks_run",
               "intervals", "workloads", "commands", "duration", "unfinished", "server_differences",
-              "versions", "seed")  # fmt: skip
+              "versions", "seed", "noise", "schedule", "collapse", "ended")  # fmt: skip
     kept = {name: found.get(name) for name in wanted}
     kept["outcome"] = answer["result"].get("outcome")
     kept["correctness"] = {
@@ -110,9 +123,10 @@ def _verification(answer: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     kept["starts"] = list(_starts(found))
     kept["telemetry"] = {
-        arm: [b.get("telemetry") for b in side["blocks"]]
+        arm: [{k: v for k, v in (b.get("telemetry") or {}).items() if k != "series"}
+              for b in side["blocks"]]
         for arm, side in found.get("arms", {}).items()
-    }
+    }  # fmt: skip
     shortened: dict[str, Any] = _shortened(kept)
     return shortened
 
@@ -171,14 +185,15 @@ real server, real kernels and real noise.
 """
 
 
-def write(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """The whole document; `runs` are the kept files by name, in order."""
+def write(runs: Mapping[str, Mapping[str, Any]], summary: str = "") -> str:
+    """The whole document; `runs` are the kept files by title, `summary` is in people's words."""
     lines = [_HEAD]
+    lines += [summary.strip(), ""] if summary else []
     for name, run in runs.items():
-        lines += [f"## {name}", "", *_machine(run), *_story(run)]
+        lines += [f"## {name}", "", *_machine(run)]
         for step, found in run["verifications"].items():
             lines += _measurement(step, found)
-        lines += [*_kernels(run), *_clients(run)]
+        lines += [*_reduction(run), *_kernels(run), *_clients(run), *_story(run)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -231,7 +246,8 @@ def _story(run: Mapping[str, Any]) -> list[str]:
     rows = [
         (f"{s['run']}: {s['at']:g}" if several else s["at"], s["step"], _said(s)) for s in steps
     ]
-    return ["What happened, second by second:", "", *_table(("s", "step", "came to"), rows)]
+    head = ["### Second by second (rehearsal, not SM120)", ""]
+    return [*head, *_table(("s", "step", "came to"), rows)]
 
 
 def _said(step: Mapping[str, Any]) -> str:
@@ -245,7 +261,7 @@ def _said(step: Mapping[str, Any]) -> str:
     if step.get("rc"):
         parts.append(f"exit status {step['rc']}")
     for name in _TOLD:
-        if name in step:
+        if name in step and step[name] != []:
             value = step[name]
             shown = f"{value:.2f}" if isinstance(value, float) else json.dumps(value)
             parts.append(
@@ -255,9 +271,13 @@ def _said(step: Mapping[str, Any]) -> str:
         parts.append(f"compiled: {', '.join(step.get('compiled', [])) or 'nothing'}")
     if step.get("sets"):
         parts.append(", ".join(f"`{n}` {label}" for n, label in step["sets"].items()))
+    if step.get("differs_from_control") == []:
+        parts.append("every byte of both packages as in the control")
     if "findings" in step:
-        parts.append(f"{len(step['findings'])} findings: {step['findings'][0]['detail']}"[:160])
-    parts += [f"“{line.strip()[-170:]}”" for line in step.get("lines", [])[:3]]
+        first = f": {step['findings'][0]['detail']}" if step["findings"] else ""
+        parts.append(f"{len(step['findings']) or 'no'} findings{first}"[:160])
+    news = [line for line in step.get("lines", []) if _NO_NEWS not in line]
+    parts += [f"“{line.strip()[-170:]}”" for line in dict.fromkeys(news[:3])]
     parts += [f"“{m.splitlines()[0][:220]}”" for m in step.get("messages", [])[:1] if m]
     return "; ".join(parts) or "done"
 
@@ -318,6 +338,32 @@ def _clients(run: Mapping[str, Any]) -> list[str]:
     return ["### SGLang's own client (gpu, not SM120)", "", *_table(head, rows)]
 
 
+def _reduction(run: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for step in run["steps"]:
+        for tokens, errors in (step.get("errors_by_tokens") or {}).items():
+            rows.append((
+                tokens, *(f"{errors[n]:.5f}" for n in
+                          ("fused_norm", "plain_norm", "fused_residual", "plain_residual")),
+                f"{100 * errors['equal_residual']:g} %",
+            ))  # fmt: skip
+    if not rows:
+        return []
+    head = ("tokens", "fused norm", "plain norm", "fused residual", "plain residual", "equal sums")
+    said = (
+        "Relative error against sums in double precision, hidden size 2048, BF16, two GPUs: the"
+        " fused kernel, and NCCL followed by the same steps one by one."
+    )
+    title = "### Is the fused all-reduce right? (gpu, not SM120)"
+    return [title, "", said, "", *_table(head, rows)]
+
+
+def summary() -> str:
+    """What people say about the runs."""
+    path = KEPT / "summary.md"
+    return path.read_text() if path.exists() else ""
+
+
 def kept() -> dict[str, dict[str, Any]]:
     """The kept files by their titles, in order of their names."""
     return {
@@ -337,7 +383,7 @@ def main(arguments: list[str]) -> int:
         print(f"{target}: {target.stat().st_size // 1024} KiB")
         return 0
     if arguments == ["write"]:
-        DOCUMENT.write_text(write(kept()))
+        DOCUMENT.write_text(write(kept(), summary()))
         return 0
     print(__doc__, file=sys.stderr)
     return 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -160,7 +160,7 @@ def guard_processes(site: Site, profile: Profile | None, *, allow: bool) -> list
     found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes), ours)
     expected = _expected_processes(profile)
     lines = [
-        f"pid {p.pid}: {' '.join(p.cmdline)[:100] or '(unknown)'} ({p.why})"
+        f"pid {p.pid}: {_short(p.cmdline) or '(unknown)'} ({p.why})"
         for p in found
         if p.pid not in expected
     ]
@@ -173,6 +173,11 @@ def guard_processes(site: Site, profile: Profile | None, *, allow: bool) -> list
             details={"processes": lines},
         )
     return lines
+
+
+def _short(command: Sequence[str]) -> str:
+    """Command line for people; a process that renamed itself leaves its old length as blanks."""
+    return " ".join(" ".join(command).split())[:100]
 
 
 def _expected_processes(profile: Profile | None) -> set[int]:

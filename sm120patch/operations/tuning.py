@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120patch import manifest, versions
+from sm120patch.compiling.running import end_group
 from sm120patch.environment import Environment, discover, locate
 from sm120patch.errors import HostError, NotApplicableError, UsageError
 from sm120patch.operations.writing import check_name, write_new
@@ -114,30 +115,52 @@ def _run(
     # With the variable set FlashInfer would answer from a file what is to be measured.
     variables = {name: value for name, value in environ.items() if name != local.VARIABLE}
     command = [str(python), "-I", "-c", code, json.dumps(request)]
-    try:
-        done = subprocess.run(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HostError(f"running FlashInfer's autotuner in {python}: {error}") from error
-    output = done.stdout.decode("utf-8", "replace")
+    status, output, errors = _ended(command, variables, timeout)
     try:
         answer = json.loads(output.rpartition(child.BEGIN)[2].partition(child.END)[0])
     except ValueError:
         answer = None
-    if done.returncode == 0 and isinstance(answer, dict):
+    if status == 0 and isinstance(answer, dict):
         return answer
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    lines = errors.strip().splitlines()
     raise HostError(
-        f"FlashInfer's autotuner failed in {python} (exit status {done.returncode}):"
+        f"FlashInfer's autotuner failed in {python} (exit status {status}):"
         f" {(lines or ['no message'])[-1]}",
         hint="nothing was written; the last lines it wrote are in `details` with --output json",
         details={"output": lines[-30:]},
     )
+
+
+def _ended(
+    command: list[str], variables: Mapping[str, str], timeout: float
+) -> tuple[int, str, str]:
+    """Run to the end: exit status, stdout, stderr. Whatever it compiles ends with it."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HostError(f"cannot run {command[0]}: {error.strerror}") from error
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise HostError(
+                f"FlashInfer's autotuner did not end within {timeout:.0f} s in {command[0]} and was"
+                " stopped; nothing was written",
+                code="tune-timeout",
+                hint="its first run compiles the MoE module, which takes longest; what it finished"
+                " is kept: repeat with a longer --timeout",
+            ) from None
+        finally:
+            end_group(process)
+    status = process.returncode
+    return status, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
 
 
 def keep(found: Record, set_id: str, catalogue: Path, today: str, *, force: bool = False) -> Tuned:

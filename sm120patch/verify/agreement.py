@@ -3,6 +3,10 @@
 Greedy answers of one model agree until two tokens are about equally probable; small differences
 of rounding decide then, and what follows says nothing. So answers are compared up to their first
 difference: the log-probabilities before it, and whether the baseline was sure of its token there.
+
+How much rounding does to a model, the baseline shows itself: asked beside other questions it adds
+up the same numbers in another order. Where it parts from itself then, rounding decides, and
+nothing beyond is held against anybody.
 """
 
 from __future__ import annotations
@@ -28,9 +32,14 @@ class Agreement:
     """Shortest beginning that a patched answer has in common with it."""
     own_agreed: int
     """The same among the baseline's own answers."""
+    settled: int
+    """Beginning that the baseline gives alone and beside others: beyond it rounding decides."""
     gaps: tuple[float, ...]
-    """Absolute differences of log-probability over what is in common, all patched answers."""
+    """Absolute differences of log-probability over what is in common and settled, all patched
+    answers."""
     own_gaps: tuple[float, ...]
+    rounding_gaps: tuple[float, ...]
+    """The same between the baseline alone and beside others."""
     lost: str | None
     """A token that the baseline was sure of and the patched server did not choose, in words."""
 
@@ -50,6 +59,8 @@ class Agreement:
             "tokens": self.tokens,
             "agreed": self.agreed,
             "own_agreed": self.own_agreed,
+            "settled": self.settled,
+            "rounding_distance": _mean(self.rounding_gaps),
             "logprob_distance": _mean(self.gaps),
             "own_logprob_distance": _mean(self.own_gaps),
             "worst_logprob_difference": max(self.gaps, default=None),
@@ -68,24 +79,33 @@ def agreement(
     first, *again = own
     lengths = [common(first, answer) for answer in other]
     own_lengths = [common(first, answer) for answer in again]
-    # Where the baseline itself went another way, the way of the patched server is no fault.
+    beside = [a for e in baseline for a in e.together(probe) if a.chosen]
     steady = min(own_lengths, default=len(first.chosen))
-    lost = next(filter(None, (_lost(first, a, steady) for a in other)), None)
+    # Where the baseline itself went another way, the way of the patched server is no fault.
+    settled = min([steady, *(common(first, answer) for answer in beside)])
+    lost = next(filter(None, (_lost(first, a, settled) for a in other)), None)
     return Agreement(
         tokens=len(first.chosen),
         agreed=min(lengths),
         own_agreed=steady,
-        gaps=tuple(gap for answer in other for gap in _gaps(first, answer)),
+        settled=settled,
+        gaps=tuple(gap for answer in other for gap in _gaps(first, answer)[:settled]),
         own_gaps=tuple(gap for answer in again for gap in _gaps(first, answer)),
+        rounding_gaps=tuple(gap for answer in beside for gap in _gaps(first, answer)),
         lost=lost,
     )
 
 
 def distances(found: Sequence[Agreement]) -> tuple[float | None, float, int]:
-    """Mean distance to the baseline, of the baseline to itself, and of how many tokens."""
+    """Mean distance to the baseline, of the baseline to itself, and of how many tokens.
+
+    The baseline's own is the larger one of those between equal questions: asked alone again, and
+    asked beside others.
+    """
     gaps = [gap for item in found for gap in item.gaps]
     own = [gap for item in found for gap in item.own_gaps]
-    return _mean(gaps), _mean(own) or 0.0, len(gaps)
+    rounding = [gap for item in found for gap in item.rounding_gaps]
+    return _mean(gaps), max(_mean(own) or 0.0, _mean(rounding) or 0.0), len(gaps)
 
 
 def _told(probe: str, examinations: Sequence[Examination]) -> Iterator[Answer]:
@@ -106,9 +126,9 @@ def _gaps(one: Answer, other: Answer) -> list[float]:
     return [abs(a.logprob - b.logprob) for a, b in pairs]
 
 
-def _lost(first: Answer, other: Answer, steady: int) -> str | None:
+def _lost(first: Answer, other: Answer, settled: int) -> str | None:
     place = common(first, other)
-    if place >= steady or place >= len(other.chosen) or first.chosen[place].logprob < SURE:
+    if place >= settled or place >= len(other.chosen) or first.chosen[place].logprob < SURE:
         return None
     wanted, found = first.chosen[place], other.chosen[place]
     return (

@@ -45,6 +45,10 @@ class Examination:
         """Answers to the question asked alone; they say the same where the server is steady."""
         return self.of(probe)[:ALONE]
 
+    def together(self, probe: str) -> list[Answer]:
+        """Answers to the question asked beside the others: the same sums in another order."""
+        return self.of(probe)[ALONE:]
+
     def consistent(self, probe: str) -> bool:
         """True when the answers given to the question alone begin alike."""
         return len({answer.text[:_SAME] for answer in self.alone(probe)}) <= 1
@@ -55,7 +59,7 @@ def examine(
 ) -> Examination:
     """Ask every probe alone twice, then all of them at once. Failed requests are answers too.
 
-    Alone, log-probabilities are asked for as well, if the server has any to give.
+    Log-probabilities are asked for as well, if the server has any to give.
     """
     questions = probes()
     logprobs = _gives_logprobs(target, questions[0], tag, deadline, watch)
@@ -63,7 +67,7 @@ def examine(
     for round_, concurrency in (("a", 1), ("b", 1), ("c", len(questions))):
         requests = [
             Request(p.prompt, p.output_len, f"{tag}-{round_}-{p.name}", ignore_eos=False,
-                    keep_text=True, logprobs=logprobs and concurrency == 1)
+                    keep_text=True, logprobs=logprobs)
             for p in questions
         ]  # fmt: skip
         samples = ask(target, requests, concurrency=concurrency, deadline=deadline, watch=watch)

@@ -351,3 +351,11 @@ def test_looking_around_costs_no_heavy_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.strip() == "set()"
+
+
+def test_a_process_that_renamed_itself_is_named_without_its_blanks() -> None:
+    # SGLang's schedulers on a real GPU host: the new title, then blanks to the old length.
+    from sm120patch.operations.changing import _short
+
+    assert _short(("sglang::scheduler_TP0" + " " * 300,)) == "sglang::scheduler_TP0"
+    assert _short(("python3", "-m", "sglang.launch_server")) == "python3 -m sglang.launch_server"

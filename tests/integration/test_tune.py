@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from sm120patch import catalogue as catalogues
+from sm120patch.errors import HostError
 from sm120patch.model import PatchSet, Snapshot
+from sm120patch.operations import tuning
 from sm120patch.tuning import record
 from tests.support.command import run
 from tests.support.environments import create_venv, install_fake
@@ -320,3 +322,26 @@ def test_no_tuning_file_ships() -> None:
     kinds = {v.kind.value for s in catalogues.load().sets.values() for c in s.changes
              for v in c.variants}  # fmt: skip
     assert "file" not in kinds
+
+
+ENDLESS = """#!/bin/sh
+sleep 300 &
+echo $! > "$0.child"
+wait
+"""
+
+
+def test_a_measuring_that_takes_too_long_is_stopped_with_what_it_compiles(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(ENDLESS)
+    python.chmod(0o755)
+    with pytest.raises(HostError) as caught:
+        tuning._run(python, {"shapes": []}, {"PATH": "/usr/bin:/bin"}, 1.0)
+    assert caught.value.code == "tune-timeout"
+    assert "did not end within 1 s" in caught.value.message
+    assert len(caught.value.message) < 300, "the program that was run is no message"
+    compiler = int((tmp_path / "python.child").read_text())
+    assert (
+        not Path(f"/proc/{compiler}").exists()
+        or "Z" in Path(f"/proc/{compiler}/stat").read_text().rpartition(")")[2]
+    )

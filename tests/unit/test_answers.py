@@ -45,8 +45,9 @@ def test_equal_answers_pass_in_every_class(answers: Answers):
     result = judge([exam()], [exam()], answers)
     assert result.ok
     assert result.agreement["count"].as_dict() == {
-        "tokens": 24, "agreed": 24, "own_agreed": 24, "logprob_distance": 0.0,
-        "own_logprob_distance": 0.0, "worst_logprob_difference": 0.0, "exact": True, "lost": None,
+        "tokens": 24, "agreed": 24, "own_agreed": 24, "settled": 24, "rounding_distance": 0.0,
+        "logprob_distance": 0.0, "own_logprob_distance": 0.0, "worst_logprob_difference": 0.0,
+        "exact": True, "lost": None,
     }  # fmt: skip
 
 
@@ -100,6 +101,33 @@ def test_where_the_baseline_parted_from_itself_nothing_is_held_against_the_patch
     wavering = exam(answer(logprobs=values), answer(keys=(*KEYS[:3], *range(900, 921))))
     assert faults(parted(6, -0.01), wavering) == ()
     assert faults(parted(2, -0.01), wavering)
+
+
+def beside(baseline: Answer, together: Answer) -> Examination:
+    """Alone twice alike, and something else when asked together with the other questions."""
+    return Examination((baseline, baseline, together))
+
+
+def test_where_rounding_decides_for_the_baseline_nothing_is_held_against_the_patch():
+    # On two H200 GPUs: random weights, the same sums in another order inside the fused kernel.
+    # Alone the baseline repeats itself bit for bit; in a batch it parts from itself at once.
+    chaotic = beside(answer(), answer(keys=(KEYS[0], *range(900, 923))))
+    moved = answer(keys=(*KEYS[:8], *range(700, 716)), logprobs=[-0.55] * 24)
+    assert faults(exam(moved), chaotic) == ()
+    (fault,) = faults(exam(moved))
+    assert "differ by 0.250 on average over 16 tokens" in fault
+    sure = answer(logprobs=-0.01)
+    lost = exam(answer(keys=(*KEYS[:3], *range(700, 721)), logprobs=-0.01))
+    assert faults(lost, beside(sure, answer(keys=(KEYS[0], *range(900, 923))))) == ()
+    assert faults(lost, exam(sure))
+
+
+def test_a_baseline_that_rounds_otherwise_in_a_batch_allows_as_much():
+    rounding = beside(answer(), answer(logprobs=-0.4))
+    assert faults(exam(answer(logprobs=-0.5)), rounding) == ()
+    (fault,) = faults(exam(answer(logprobs=-0.7)), rounding)
+    assert "the baseline differs from itself by 0.100" in fault
+    assert agreement("count", [rounding], [exam()]).exact, "alone it repeats itself bit for bit"
 
 
 def test_fluent_garbage_is_found_where_the_model_cannot_do_the_task():
