@@ -25,6 +25,7 @@ FAILED_SHARE = 0.02
 """Share of requests of a repeat that may fail before the server counts as unusable."""
 _STALL = 5.0  # seconds without any token
 _STALL_FACTOR = 3.0  # times the longest silence of the other repeats
+_DYING = 1.0  # seconds in which a server whose connections broke is seen to be gone
 _EXTRA = 2  # repeats in the place of stalled ones; after that they count
 
 
@@ -163,6 +164,16 @@ class Loading:
             }
         )
 
+    def _await_death(self, doing: str) -> None:
+        """Raise ServerError if the server is gone: that says more than that requests failed.
+
+        Its connections break a moment before the kernel shows its end.
+        """
+        patience = time.monotonic() + _DYING
+        while time.monotonic() < patience:
+            self.server.check_alive(doing)
+            time.sleep(0.05)
+
     def _check(self, result: Repeat, doing: str, asked: int) -> None:
         """A repeat that was cut off is no measurement; one with failures is a broken server."""
         failures = result.metrics["failed"]
@@ -172,6 +183,7 @@ class Loading:
         self.server.check_alive(doing)
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise OutOfTime
+        self._await_death(doing)
         raise failed(
             f"{failures:g} of {asked} requests failed while {doing}: "
             + "; ".join(result.failures[:3]),
