@@ -79,6 +79,8 @@ def _gives_logprobs(
     target: Target, probe: Probe, tag: str, deadline: float | None, watch: Watch | None
 ) -> bool:
     """Some servers refuse to give them (with some speculative decoders), and answer otherwise."""
+    if not target.logprobs:
+        return False
     request = Request(probe.prompt, 2, f"{tag}-logprobs", ignore_eos=False, logprobs=True)
     (sample,) = ask(target, [request], deadline=deadline, watch=watch)
     return sample.ok and bool(sample.chosen)

@@ -50,6 +50,8 @@ class Target:
     virtual: bool = False
     """Take times from the server's virtual stamps instead of the wall clock."""
     request_timeout: float = 1800.0
+    logprobs: bool = True
+    """Log-probabilities may be asked for."""
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ class Profile:
     """Start the baseline against itself first; None: where the noise is not on record."""
     hang_timeout: float = 300.0
     """Seconds without a token from any stream after which a measured server counts as hung."""
+    logprobs: bool = True
+    """Ask the server for log-probabilities with the questions about correctness."""
     driver: Driver = field(default_factory=Driver)
     """The client that sends the measured requests."""
     digest: str = ""
@@ -193,6 +195,7 @@ def parse(text: str, *, origin: str, python: str, prefix: str) -> Profile:
         request_timeout=verify.number("request_timeout", 1800, 1, 86400) or 1800,
         null_run=verify.truth("null_run"),
         hang_timeout=verify.number("hang_timeout", 300, 1, 86400) or 300,
+        logprobs=verify.truth("logprobs") is not False,
         driver=read_driver(top.table("driver")),
     )
     verify.done()

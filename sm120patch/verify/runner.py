@@ -416,4 +416,5 @@ def _target(profile: Profile, server: Server) -> Target:
         api_key=api_key(profile.server),
         virtual=virtual(server.info),
         request_timeout=profile.request_timeout,
+        logprobs=profile.logprobs,
     )

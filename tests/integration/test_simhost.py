@@ -20,7 +20,7 @@ from sm120patch.simhost.speed import RequestId, SpeedModel, interpolate
 from sm120patch.verify.answers import examine
 from sm120patch.verify.commandline import Arm, arms
 from sm120patch.verify.loadgen import Target, measure
-from sm120patch.verify.probes import probes
+from sm120patch.verify.probes import LONG_CONTEXT, probes
 from sm120patch.verify.profile import Workload
 from sm120patch.verify.server import Server, running
 from tests.support.simulated import (
@@ -222,6 +222,13 @@ def test_the_wall_clock_follows_the_time_scale(patched):
 def test_the_questions_are_answered_right(patched):
     examination = examine(Target(patched.url, virtual=True), "b1.probe")
     assert all(answer.passed for answer in examination.answers)
+    assert [bool(a.chosen) for a in examination.of("count")] == [True, True, False]
+    assert min(a.prompt_tokens or 0 for a in examination.of("long-recall")) > LONG_CONTEXT
+
+
+def test_probabilities_are_not_asked_for_where_the_profile_says_so(patched):
+    examination = examine(Target(patched.url, virtual=True, logprobs=False), "b1.probe")
+    assert all(answer.passed and not answer.chosen for answer in examination.answers)
 
 
 @pytest.mark.parametrize(
