@@ -101,14 +101,17 @@ class Ledger:
     ) -> list[Event]:
         """Return events, newest first; `limit` counts after the filter."""
         query = f"SELECT {_EVENT} FROM events"
-        parameters: list[object] = []
+        order, parameters = "id", list[object]()
         if set_id is not None:
-            query += " JOIN event_sets ON event = id WHERE set_id = ?"
+            # From the end of the set's own index, so that old events are never looked at.
+            query = f"SELECT {_EVENT} FROM event_sets CROSS JOIN events ON id = event"
+            query += " WHERE set_id = ?"
+            order = "event"
             parameters.append(set_id)
         if kind is not None:
             query += (" AND" if set_id is not None else " WHERE") + " kind = ?"
             parameters.append(kind)
-        query += " ORDER BY id DESC LIMIT ?"
+        query += f" ORDER BY {order} DESC LIMIT ?"
         parameters.append(-1 if limit is None else limit)
         return [_event(row) for row in self._db.execute(query, parameters)]
 

@@ -67,7 +67,7 @@ def _target(
     for path in wanted:
         found = read_target(installation.root, path)
         digest = digests.get(path)
-        if digest is None and _not_shipped(installation, path, origin):
+        if digest is None and _not_shipped(installation, path, origin, wanted):
             digest = ABSENT
         if isinstance(found, Obstacle):
             gone = ABSENT if found is Obstacle.MISSING else ""
@@ -98,14 +98,14 @@ def _target(
     )
 
 
-def _not_shipped(installation: Installation, path: str, origin: str) -> bool:
+def _not_shipped(installation: Installation, path: str, origin: str, wanted: list[str]) -> bool:
     """Tell whether upstream is known not to have shipped the file, in a directory that is there.
 
     A line of RECORD without a usable digest says that it did.
     """
     if origin.startswith("unknown") or not safe_relative(path):
         return False
-    listed = installation.kind == "wheel" and path in installation.records()
+    listed = installation.kind == "wheel" and path in installation.records(wanted)
     return not listed and (installation.root / path).parent.is_dir()
 
 

@@ -110,9 +110,18 @@ def _states(
         elif name in busy:
             yield SetStatus(name, State.INTERRUPTED, doing)
         else:
-            events = [] if ledger is None else ledger.events(_RECENT, name)
-            last = next((e for e in events if e.kind not in _WITHOUT_EFFECT), None)
+            last = None if ledger is None else _last(ledger, name)
             yield _inactive(site, snapshot, past, name, last)
+
+
+def _last(ledger: Ledger, name: str) -> Event | None:
+    """Newest event of a set that had an effect; mostly it is the newest of all."""
+    for limit in (2, _RECENT):
+        events = ledger.events(limit, name)
+        last = next((e for e in events if e.kind not in _WITHOUT_EFFECT), None)
+        if last is not None or len(events) < limit:
+            return last
+    return None
 
 
 def broken_files(site: Site, past: History) -> list[tuple[FileKey, str]]:

@@ -83,6 +83,17 @@ def test_events_are_filtered_by_kind_alone_and_with_a_set(tmp_path: Path) -> Non
         assert [e.id for e in ledger.events(limit=1, kind="experiment")] == [2]
 
 
+def test_events_of_a_set_are_found_without_a_look_at_all_others(tmp_path: Path) -> None:
+    asked: list[str] = []
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        ledger._db.set_trace_callback(asked.append)
+        assert ledger.events(5, "one") == ledger.events(5) == []
+        ledger._db.set_trace_callback(None)
+        plans = [row[3] for q in asked for row in ledger._db.execute(f"EXPLAIN QUERY PLAN {q}")]
+    assert len(plans) == 3 and "SEARCH" in plans[0]
+    assert not any("TEMP B-TREE" in step for step in plans), plans
+
+
 def test_evidence_is_found_by_content(tmp_path: Path) -> None:
     entry = Evidence(
         "content", "base", "host", "p", "real", "improved", True, ("one",), (), {"n": 1}
