@@ -117,9 +117,9 @@ def _said(ran: Ran, side: str, trial: Trial) -> str:
     """The outcome, unless the command said something else than what is so."""
     if side not in ("old", "new"):
         return f"{side} ({ran.code}: {ran.err[-300:]})"
-    if "Traceback" in ran.err or ran.code not in (0, 6, 7, 9, 10, 130):
+    if "Traceback" in ran.err or ran.code not in (0, 6, 7, 8, 9, 10, 130):
         return f"exit {ran.code}: {ran.err[-300:]}"
-    claims = {0: ("new",), 6: ("old",), 130: ("old", "new")}.get(ran.code, ("old", "new"))
+    claims = {0: ("new",), 8: ("new",), 6: ("old",)}.get(ran.code, ("old", "new"))
     if side not in claims:
         return f"exit {ran.code}, but the content is {side}: {ran.err[-300:]}"
     return side
