@@ -152,6 +152,7 @@ MISSING = "not installed where this was measured"
 
 
 def peers_table() -> list[str]:
+    os.environ.pop("VIRTUAL_ENV", None)  # socket-patch would take that environment
     lines = [
         (
             "| tool | kill points | left old | left new | left mixed | left empty or torn"

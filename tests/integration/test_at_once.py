@@ -95,3 +95,65 @@ transaction.on_checkpoint = at
         reinstall(place, "1.0")
         place.run("revert", "--all")
         assert place.changed() == set()
+
+
+UPGRADE = """
+import pathlib, shutil
+from sm120patch import transaction
+site, fresh = pathlib.Path({site!r}), pathlib.Path({fresh!r})
+def at(label):
+    if label == {moment!r} and not (site / "sglang-2.0.dist-info").exists():
+        for old in [*site.glob("*-1.0.dist-info"), site / "sglang", site / "flashinfer"]:
+            shutil.rmtree(old)
+        shutil.copytree(fresh, site, dirs_exist_ok=True)
+transaction.on_checkpoint = at
+"""
+
+
+def upgraded_at(place: Place, moment: str) -> None:
+    """Another version is installed at that step; the end is told as it is, and nothing is lost."""
+    fresh = place.root / "fresh-2"
+    shutil.rmtree(fresh, ignore_errors=True)
+    small.install(fresh, "2.0")
+    statements = UPGRADE.format(site=str(place.site), fresh=str(fresh), moment=moment)
+    ran = run_after(statements, "apply", "bundle", "--no-verify", *place.options)
+    assert "Traceback" not in ran.err and ran.code != 70, (moment, ran.out)
+    if place.run("status").code == 7:
+        assert place.run("recover", "--keep-foreign").code == 0, moment
+    for path in (A, KERNEL):
+        assert place.read(path) in (TEXTS[path], expected({"one", "kernel"})[path]), moment
+    state = place.states()["bundle"]
+    if (place.site / "sglang-2.0.dist-info").exists():
+        assert state in ("upstream", "lost", "drifted"), (moment, state)
+        assert place.litter() == [], moment
+    place.run("revert", "--all")
+    reinstall(place, "1.0")
+    place.run("revert", "--all")
+    assert place.litter() == [] and place.states()["bundle"] == "absent", moment
+
+
+def moments(place: Place) -> list[str]:
+    """Every step of an apply, by its label."""
+    statements = """
+import sys
+from sm120patch import transaction
+transaction.on_checkpoint = lambda label: sys.stderr.write(f"step {label}\\n")
+"""
+    ran = run_after(statements, "apply", "bundle", "--no-verify", *place.options)
+    assert ran.code == 0
+    place.done("revert", "--all")
+    found = [x.removeprefix("step ") for x in ran.err.splitlines() if x.startswith("step ")]
+    return list(dict.fromkeys(found))
+
+
+def test_a_package_that_is_upgraded_during_an_apply(place: Place) -> None:
+    for moment in ("journal opened", f"replace {KERNEL}"):
+        upgraded_at(place, moment)
+
+
+@pytest.mark.slow
+def test_a_package_that_is_upgraded_at_any_step_of_an_apply(place: Place) -> None:
+    steps = moments(place)
+    assert len(steps) > 8
+    for moment in steps:
+        upgraded_at(place, moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.plan import History
 from tests.support.catalogue import A_TEXT, KERNEL, A
 from tests.support.command import CHECKOUT, run_after
+from tests.support.faults.rejecting import STAND_IN, write_profile
 from tests.support.place import Place, checked, refused
 
 APPLY_ONE = [
@@ -257,3 +259,26 @@ def test_two_revised_sets_on_one_file_are_named_in_one_command(place: Place) -> 
     error = refused(place.run("apply", "one", "--no-verify"), 5, "sm120patch apply one two")
     assert "two" in error["message"]
     place.done("apply", "one", "two", "--no-verify")
+
+
+@pytest.mark.slow
+def test_a_measurement_outlives_a_ledger_that_somebody_holds(place: Place) -> None:
+    """A reader that stays (a backup, a forgotten sqlite3) keeps every writer from committing."""
+    place.stage("two")
+    before = place.facts()
+    reader = f"""
+import sqlite3
+from sm120patch.operations import staging
+staging.MEASURED_PATIENCE = 0.2
+held = sqlite3.connect({str(place.state / "ledger.sqlite3")!r}, isolation_level=None)
+held.execute("BEGIN")
+held.execute("SELECT count(*) FROM events").fetchone()
+"""
+    profile = write_profile(place.root / "profile.toml")
+    words = ["apply", "kernel", "--allow-running", "--profile", profile, *place.options]
+    error = refused(checked(run_after(STAND_IN + reader, *words)), 9, "in use")
+    kept = next((place.state / "logs").glob("unrecorded-*.json"))
+    assert str(kept) in error["message"]
+    assert json.loads(kept.read_text())["verdict"] == "regressed"
+    assert place.facts() == before and place.litter() == []
+    assert place.states()["kernel"] == "absent"
