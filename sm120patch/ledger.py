@@ -362,7 +362,10 @@ def _create(path: Path) -> None:
             hint="check free space and permissions of the environment's prefix",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)  # also after ^C; once it was moved there is none
+        # Also after ^C; once it was moved there is none. What a full disk keeps, the next command
+        # that takes the lock sweeps away.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:

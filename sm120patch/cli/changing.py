@@ -303,8 +303,9 @@ def _salvage(output: Output, site: Site) -> int:
     lines += [f"the damaged ledger is now {found.moved}"] if found.moved else []
     result: dict[str, object] = {
         "outcome": "salvaged",
+        "command": None,
+        "kept_foreign": list(found.left),
         "restored": list(found.restored),
-        "left": list(found.left),
         "moved": None if found.moved is None else str(found.moved),
     }
     output.data(result, "\n".join(lines or ["no file holds a content of ours"]))

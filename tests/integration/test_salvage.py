@@ -42,7 +42,7 @@ def test_upstreams_content_comes_back_without_the_ledger(place: Place, how: str)
     lose_ledger(place, how)
     result = place.done("recover", "--lost-ledger")
     assert set(result["restored"]) == {A, KERNEL}
-    assert result["left"] == ["sglang/b.py"], "not ours, not touched"
+    assert result["kept_foreign"] == ["sglang/b.py"], "not ours, not touched"
     assert (result["moved"] is None) == (how == "deleted")
     assert place.changed() == {"sglang/b.py"}
     assert place.litter() == []
