@@ -278,7 +278,10 @@ def recover(
         return _salvage(output, site)
     result = changing.recover(site, keep_foreign=keep_foreign)
     if result is None:
-        nothing: dict[str, object] = {"outcome": "nothing", "command": None, "kept_foreign": []}
+        nothing: dict[str, object] = {
+            **{"outcome": "nothing", "command": None, "kept_foreign": []},
+            **{"restored": [], "moved": None},
+        }
         output.data(nothing, "nothing to recover")
         return ExitCode.OK
     text = f"{result.outcome}: {result.command}"
@@ -288,6 +291,8 @@ def recover(
             "outcome": result.outcome,
             "command": result.command,
             "kept_foreign": list(result.kept_foreign),
+            "restored": [],
+            "moved": None,
         },
         text,
     )
