@@ -279,8 +279,11 @@ def recover(
     result = changing.recover(site, keep_foreign=keep_foreign)
     if result is None:
         nothing: dict[str, object] = {
-            **{"outcome": "nothing", "command": None, "kept_foreign": []},
-            **{"restored": [], "moved": None},
+            "outcome": "nothing",
+            "command": None,
+            "kept_foreign": [],
+            "restored": [],
+            "moved": None,
         }
         output.data(nothing, "nothing to recover")
         return ExitCode.OK
