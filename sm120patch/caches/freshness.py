@@ -43,32 +43,39 @@ def work_to_do(directory: Path, ninja: str) -> tuple[str, ...] | None:
     build_file = directory / "build.ninja"
     if build_file.is_symlink() or not build_file.is_file():
         return None
-    import shutil
     import subprocess
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="sm120patch-ninja-") as scratch:
-        try:
-            for name in _LOGS:
-                if (directory / name).is_file():
-                    shutil.copy2(directory / name, scratch)
-            outer = Path(scratch) / "build.ninja"
-            text = f"include {_escape(str(build_file))}\nbuilddir = {_escape(scratch)}\n"
-            outer.write_text(text, encoding="utf-8")
-            command = [ninja, "-n", "-v", "-C", str(directory), "-f", str(outer)]
+    try:
+        # Where not even these small files fit, nothing can be shown.
+        with tempfile.TemporaryDirectory(prefix="sm120patch-ninja-") as scratch:
+            outer = _outer_file(directory, build_file, Path(scratch))
             done = subprocess.run(
-                command,
+                [ninja, "-n", "-v", "-C", str(directory), "-f", str(outer)],
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
                 timeout=TIMEOUT,
                 check=False,
                 env={"PATH": os.defpath, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"},
             )
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            return None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
     if done.returncode != 0:
         return None
     return _outputs(done.stdout.decode("utf-8", "replace"), directory)
+
+
+def _outer_file(directory: Path, build_file: Path, scratch: Path) -> Path:
+    """Write a build file that includes the real one and keeps its logs, copied, in `scratch`."""
+    import shutil
+
+    for name in _LOGS:
+        if (directory / name).is_file():
+            shutil.copy2(directory / name, scratch)
+    outer = scratch / "build.ninja"
+    text = f"include {_escape(str(build_file))}\nbuilddir = {_escape(str(scratch))}\n"
+    outer.write_text(text, encoding="utf-8")
+    return outer
 
 
 def fresh(directory: Path, candidates: Iterable[str]) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from sm120patch.caches import stock
 from sm120patch.caches.builds import COPY, Entry, Kind
 from sm120patch.caches.stock import Stored, expendable
+from sm120patch.store import StateDirectory
 from tests.support.command import Ran, run
 from tests.support.jit import ALLREDUCE
 from tests.support.jitplace import NEW, OLD, JitPlace, mounted, unmount
@@ -216,6 +217,15 @@ def test_while_a_change_is_interrupted_nothing_is_pruned(jitplace: JitPlace) -> 
     journal.write_text("{}")
     refused(jitplace.run("caches", "--prune", "--max-size", "0", "--yes"), 7, "journal")
     journal.unlink()
+    assert len(stored_paths(jitplace)) == 1
+
+
+def test_while_another_command_is_at_work_nothing_is_pruned(jitplace: JitPlace) -> None:
+    jitplace.build()
+    jitplace.apply("gates")
+    with StateDirectory.of(jitplace.prefix).lock("verify gates"):
+        ran = jitplace.run("caches", "--prune", "--max-size", "0", "--yes")
+        refused(ran, 9, "verify gates")
     assert len(stored_paths(jitplace)) == 1
 
 

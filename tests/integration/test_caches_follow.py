@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,14 @@ def test_a_ninja_of_another_version_does_not_spoil_the_logs(jitplace: JitPlace) 
     assert other.read_bytes().startswith(b"# ninja log v9")
     assert library.with_name(".ninja_deps").read_bytes() == logs[".ninja_deps"]
     assert sorted(path.name for path in library.parent.iterdir()) == names
+
+
+def test_without_room_for_copies_of_the_logs_nothing_is_shown(
+    jitplace: JitPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, _ = jitplace.build()
+    monkeypatch.setattr(tempfile, "tempdir", str(jitplace.home / "gone"))
+    assert freshness.work_to_do(library.parent, jit.ninja()) is None
 
 
 @pytest.mark.parametrize(
