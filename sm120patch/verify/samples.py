@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from sm120patch.verify.metrics import Sample
 
-MOST = 128
+MOST = 64
 WINDOWS = 48
 _DIGITS = 5  # significant
 

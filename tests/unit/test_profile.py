@@ -335,3 +335,18 @@ def test_the_estimate_grows_with_starts_and_is_short_for_a_simulated_server():
     assert real > 600
     assert estimate(read(MINIMAL), policy, 8) == pytest.approx(2 * real)
     assert estimate(read(MINIMAL + 'kind = "simulated"'), policy, 4) < 120
+
+
+def test_noise_belongs_to_server_client_and_load():
+    base = read(MINIMAL + "[workload.a]\n")
+    key = base.noise_key(base.workloads[0])
+    same = read(MINIMAL + "[workload.b]\nrepeats = 9\n[verify]\nblocks = 3\nseed = 5")
+    assert same.noise_key(same.workloads[0]) == key, "its name and how often it runs do not matter"
+    for other in (
+        MINIMAL + "[workload.a]\nconcurrency = 2",
+        MINIMAL + "[server.env]\nX = '1'\n[workload.a]\n",
+        MINIMAL + '[workload.a]\n[verify]\nendpoint = "openai"',
+        MINIMAL + '[workload.a]\n[driver]\nkind = "bench_serving"',
+    ):
+        profile = read(other)
+        assert profile.noise_key(profile.workloads[0]) != key, other
