@@ -12,6 +12,7 @@ import os
 import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from sm120patch.audit.tree import Tree
@@ -23,6 +24,7 @@ _BLOCK = 1 << 20
 _BATCH_BYTES = 8 << 20
 _BATCH_FILES = 400
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_BY_NAME = attrgetter("name")
 BYTECODE = "__pycache__"
 
 
@@ -112,7 +114,7 @@ def _walk(
     add = listing.add
     try:
         with os.scandir(fd) as found:
-            for entry in sorted(found, key=_name):
+            for entry in sorted(found, key=_BY_NAME):
                 name = entry.name
                 below = f"{path}/{name}"
                 if entry.is_dir(follow_symlinks=False):
@@ -130,10 +132,6 @@ def _walk(
         listing.problems.append(f"{path}: {error.strerror}")
     finally:
         os.close(fd)
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def _follow(tree: Tree, link: str, path: str, listing: Listing, above: tuple[str, ...]) -> None:

@@ -144,7 +144,7 @@ def _named(tree: Tree, scope: Scope) -> Place:
     else:
         asked = f"--python {scope.python}"
         prefix = _prefix_of(tree, scope.python or "")
-    place = places.of_prefix(tree, prefix) if prefix.startswith("/") else None
+    place = _at(tree, prefix) if prefix.startswith("/") else None
     if place is None:
         raise HostError(
             f"{asked}: no Python environment at {tree.outside(prefix)}: neither pyvenv.cfg nor"
@@ -153,6 +153,11 @@ def _named(tree: Tree, scope: Scope) -> Place:
             code="no-environment",
         )
     return place
+
+
+def _at(tree: Tree, path: str) -> Place | None:
+    """What a search would have found there: an environment, or a checkout that nobody installed."""
+    return places.of_prefix(tree, path) or places.of_checkout(tree, real(tree, path))
 
 
 def _prefix_of(tree: Tree, python: str) -> str:

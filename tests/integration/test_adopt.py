@@ -130,6 +130,15 @@ def test_bytes_that_record_does_not_know_are_no_pristine_bytes(place: Place, whe
     assert ran.code == 0 and ran.result["sources"] == {f"sglang:{A}": str(given / A)}
 
 
+def test_a_ledger_that_was_lost_is_made_again(place: Place, wheels: Path) -> None:
+    place.stage("bundle")
+    shutil.rmtree(place.state)
+    assert {kind for kind, _path in place.findings()} == {"foreign"}
+    assert adopt(place, wheels, "bundle").code == 0
+    place.done("revert", "--all", "--allow-running")
+    assert place.changed() == set() and place.findings() == set()
+
+
 def test_a_checkout_has_its_pristine_bytes_in_git(tmp_path: Path) -> None:
     place = Checkout(tmp_path)
     sh(f'sed -i "{SED_A}" {A}', place.source)

@@ -113,6 +113,8 @@ def test_a_checkout_that_nobody_has_installed_is_compared_too(tmp_path: Path) ->
     (package,) = environment["packages"]
     assert (package["version"], package["kind"]) == ("1.0", "editable")
     assert findings(ran) == {("foreign", B)}
+    named = run("audit", "--env", source.parent, "--output", "json")
+    assert findings(named) == {("foreign", B)}
 
 
 def test_an_edit_that_is_staged_in_the_index_is_no_less_an_edit(checkout: Checkout) -> None:
