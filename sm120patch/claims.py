@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm120patch.disk import remove_file, write_file
+from sm120patch.disk import remove_file, sweep, write_file
 from sm120patch.environment import Checkout, Environment
 from sm120patch.errors import BusyError, ConflictError, HostError
 from sm120patch.plan import History
@@ -76,6 +76,7 @@ def _checkout_lock(name: str, path: Path) -> Iterator[None]:
                 f"another environment is changing the checkout of {name} ({path.parent})",
                 hint="wait until it has finished, then run the command again",
             ) from None
+        sweep(path.parent)
         yield
     finally:
         os.close(fd)

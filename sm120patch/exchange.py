@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sm120patch import disk
@@ -179,6 +179,21 @@ def sync(entries: list[JournalFile]) -> None:
             os.fsync(place.directory)
 
 
+def names(name: str, tx: str) -> list[str]:
+    """Every temporary name that a transaction may give to a file beside its own."""
+    kept = [disk.temp_name(name, f"{tx}-{side}", _KEPT) for side in SIDES]
+    return [disk.temp_name(name, tx), *kept]
+
+
+def passing(entries: Iterable[JournalFile], tx: str) -> set[tuple[str, str]]:
+    """(target, path) of every file that is there only as long as the transaction is open."""
+    found = set()
+    for entry in entries:
+        directory, slash, name = entry.path.rpartition("/")
+        found |= {(entry.target, f"{directory}{slash}{other}") for other in names(name, tx)}
+    return found
+
+
 def tidy(entries: tuple[JournalFile, ...], tx: str) -> None:
     """Remove every temporary and kept file of the transaction, durably.
 
@@ -190,8 +205,6 @@ def tidy(entries: tuple[JournalFile, ...], tx: str) -> None:
             contextlib.suppress(ConflictError, FileNotFoundError, NotADirectoryError),
             disk.spot(entry.root, entry.path) as place,
         ):
-            kept = [_kept(place, side, tx).name for side in SIDES]
-            names = [disk.temp_name(place.name, tx), *kept]
-            gone = [disk.remove(place.beside(name)) for name in names]
+            gone = [disk.remove(place.beside(name)) for name in names(place.name, tx)]
             if any(gone):
                 os.fsync(place.directory)

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sm120patch import exchange
 from sm120patch.audit import byhand, gittree, judging, ledgers
 from sm120patch.audit.byhand import FileKey
 from sm120patch.audit.compare import Comparison, Means, compare
@@ -139,8 +140,15 @@ def _disk(
 ) -> Disk:
     copies = {c.target: c for c in layout.copies}
     owner, elsewhere = _elsewhere(means, place, comparisons)
+    # What a change that is under way keeps beside its files is told as that change.
+    passing = (
+        set() if kept.journal is None else exchange.passing(kept.journal.files, kept.journal.tx)
+    )
     differences = {
-        (target, d.path): d for target, found in comparisons.items() for d in found.differences
+        (target, d.path): d
+        for target, found in comparisons.items()
+        for d in found.differences
+        if (target, d.path) not in passing
     }
 
     def present(key: FileKey) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -157,3 +158,23 @@ def test_a_package_that_is_upgraded_at_any_step_of_an_apply(place: Place) -> Non
     assert len(steps) > 8
     for moment in steps:
         upgraded_at(place, moment)
+
+
+def test_an_audit_during_a_change_takes_nothing_of_it_for_foreign(place: Place) -> None:
+    """The files that a measured change keeps beside those it replaced are no findings."""
+    words = [sys.executable, "-m", "sm120patch", "audit", *place.options]
+    statements = f"""
+import subprocess, sys
+from sm120patch import transaction
+def at(label):
+    if label == "purge bytecode":
+        done = subprocess.run({words!r}, capture_output=True, text=True)
+        sys.stderr.write("audit: " + done.stdout.replace("\\n", " ") + "\\n")
+transaction.on_checkpoint = at
+"""
+    ran = run_after(statements, "apply", "bundle", "--no-verify", *place.options)
+    assert ran.code == 0
+    (said,) = [line for line in ran.err.splitlines() if line.startswith("audit: ")]
+    found = json.loads(said.removeprefix("audit: "))["result"]["findings"]
+    assert any(f["kind"] == "interrupted" for f in found), found
+    assert not [f for f in found if ".sm120patch-" in f["path"]], found

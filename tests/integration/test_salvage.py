@@ -17,7 +17,7 @@ from sm120patch.plan import History
 from tests.support.catalogue import A_TEXT, KERNEL, A
 from tests.support.command import CHECKOUT, run_after
 from tests.support.faults.rejecting import STAND_IN, write_profile
-from tests.support.place import Place, checked, refused
+from tests.support.place import Checkout, Place, checked, refused
 
 APPLY_ONE = [
     *(sys.executable, "-m", "sm120patch"),
@@ -249,6 +249,13 @@ def test_recover_clears_away_what_killed_commands_left(place: Place) -> None:
     assert {p for p in (place.state / "objects").rglob("*") if p.is_file()} == kept
     place.done("revert", "--all")
     assert place.changed() == set()
+
+
+def test_what_a_kill_left_in_a_checkout_goes_with_the_next_change(checkout: Checkout) -> None:
+    left = checkout.source.parent / ".git" / ".sm120patch-w-sm120patch-claim.json.tmp"
+    left.write_bytes(b"{")
+    checkout.stage("one")
+    assert not left.exists() and checkout.claim().exists()
 
 
 def test_two_revised_sets_on_one_file_are_named_in_one_command(place: Place) -> None:
