@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm120patch.model import Goal
 from sm120patch.verify.commandline import Arm
@@ -44,6 +44,14 @@ def look(record: Record, schedule: Schedule, goal: Goal, margin: float) -> Seen:
         record, schedule, record.look, goal, margin
     )
     return Seen(decision, pairs, hopeless, "hopeless" if hopeless else None)
+
+
+def given_up(decision: Decision, schedule: Schedule) -> Decision:
+    """The decision of a run that was ended because no further start was expected to decide."""
+    most = schedule.most
+    reason = f"given up: no further start, up to {most} an arm, was expected to decide"
+    advice = f"more than {most} server starts an arm (blocks), a quieter host, or a wider margin"
+    return replace(decision, reasons=(*decision.reasons, reason), advice=advice)
 
 
 def _hopeless(record: Record, schedule: Schedule, now: Look, goal: Goal, margin: float) -> bool:

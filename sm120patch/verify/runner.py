@@ -23,7 +23,7 @@ from sm120patch.plan import Launch
 from sm120patch.verify import engagement as engaged
 from sm120patch.verify.answers import examine
 from sm120patch.verify.commandline import Arm, Arms, adds_nothing, arms
-from sm120patch.verify.deciding import look
+from sm120patch.verify.deciding import given_up, look
 from sm120patch.verify.effect import Floor, Look, interval
 from sm120patch.verify.loadgen import Target
 from sm120patch.verify.loading import Loading
@@ -162,6 +162,8 @@ class _Run:
         with metering() as self.meter:
             self._all_blocks()
         decision = decide(self.duty.policy.goal, self.margin, self.record.findings())
+        if self.ended == "hopeless":
+            decision = given_up(decision, self.schedule)
         self.report.on_verdict(decision)
         return Outcome(decision, self.record.kind, self._summary(decision))
 

@@ -141,6 +141,8 @@ def test_inconclusive(tmp_path):
     assert outcome.verdict == "inconclusive" and not outcome.passed and not outcome.rejected
     assert outcome.decision.advice
     assert outcome.summary["ended"] == "hopeless", "it is not measured to the end in vain"
+    assert "more than 10 server starts an arm" in (outcome.decision.advice or "")
+    assert "given up" in reasons(outcome)
     assert len(outcome.summary["blocks_run"]) < len(outcome.summary["order"]) / 2  # type: ignore[arg-type]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,6 +71,9 @@ def test_a_driver_that_hangs_holds_nothing_up() -> None:
         summary = found.between(begin, time.monotonic())
     assert summary == {"source": "none", "reason": "NVML has not answered yet"}
     assert time.monotonic() - begin < 60, "and not the 600 s of the meter"
+    own = os.getpid()
+    listing = subprocess.run(["ps", "-o", "args=", "--ppid", str(own)], capture_output=True)
+    assert b"time.sleep(600)" not in listing.stdout, "the meter is ended"
 
 
 def test_a_meter_that_cannot_be_run_is_a_reason(tmp_path: Path) -> None:
