@@ -167,7 +167,7 @@ def document(
         missing=missing,
     )
     parts = [
-        head, "## Targets\n", *verdicts([*cases, *flat]), "\n## This program (ms)\n",
+        head, "## Targets\n", *verdicts([*cases, *flat]), WHY, "\n## This program (ms)\n",
         *table(own, smallest), "\n## Others on copies of the same files (ms)\n",
         *table(others, smallest), GROWTH, *growth.document(grown),
     ]  # fmt: skip
@@ -194,6 +194,12 @@ asked about what is imported; of them only socket-patch syncs what it writes.
 Peers: git, GNU patch and libcst of this machine, {versions}.
 Not measured: {missing}.
 """
+WHY = """
+Where one does not hold, this is why. `apply` runs two interpreters, its own with a command-line
+parser and the environment's, syncs every file and directory, and looks at every process of the
+host; p12y runs one and syncs nothing. A file that nobody knows needs libcst, and loading that takes
+longer than all of ast-grep, which is a compiled program. `audit --quick` has to start Python and
+to read the catalogue before it looks at the first file, and `git status` has not."""
 GROWTH = """
 ## Growth (ms, CPU median and wall best)
 
