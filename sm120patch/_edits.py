@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm120patch._scopes import occurrences, same
-from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     import libcst as cst

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
-
-from sm120patch.values import dataclass
 
 
 class Scope(Protocol):

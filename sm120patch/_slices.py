@@ -11,10 +11,10 @@ import io
 import platform
 import tokenize
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sm120patch.model import Refused
-from sm120patch.values import dataclass, field
 
 if TYPE_CHECKING:
     import libcst as cst

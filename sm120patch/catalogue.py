@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from sm120patch import precompiled
 from sm120patch.errors import CatalogueError, UsageError
 from sm120patch.model import PatchSet, PayloadKind, Variant, sha256_hex
-from sm120patch.values import dataclass, field, replace
 from sm120patch.variants import (
     advice_for,
     choose,

@@ -24,6 +24,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -68,7 +69,6 @@ from sm120patch.model import (
     Refused,
     Unchanged,
 )
-from sm120patch.values import dataclass
 
 __all__ = [
     "Assignment",

@@ -6,6 +6,7 @@ Pure. This is where two sets that touch one file meet, and where foreign edits a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, choose
@@ -30,7 +31,6 @@ from sm120patch.plan import (
     Outcome,
     OwnedFile,
 )
-from sm120patch.values import dataclass, field
 
 FileKey = tuple[str, str]
 Edits = dict[tuple[str, str], EditResult]

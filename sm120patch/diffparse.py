@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm120patch import relpath
-from sm120patch.values import dataclass, replace
 
 if TYPE_CHECKING:
     from unidiff.patch import Hunk as ParsedHunk

@@ -15,12 +15,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.errors import ConflictError
 from sm120patch.relpath import fault
 from sm120patch.signals import held_back
-from sm120patch.values import dataclass
 
 TEMP_PREFIX = ".sm120patch-"
 TEMP_SUFFIX = ".tmp"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from sm120patch.values import dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)

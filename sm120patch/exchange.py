@@ -11,13 +11,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import disk
 from sm120patch.errors import ConflictError, RecoveryNeededError
 from sm120patch.journal import JournalFile, Side
 from sm120patch.model import ABSENT
-from sm120patch.values import dataclass
 
 Contents = Callable[[str], bytes | None]
 _KEPT = ".kept"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ from sm120patch.model import (
     digest_of,
     sha256_hex,
 )
-from sm120patch.values import dataclass
 
 FORMAT = 1
 FILE = "fingerprints.txt"

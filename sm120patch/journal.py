@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,6 @@ from sm120patch.catalogue import Catalogue
 from sm120patch.disk import remove_file, write_file
 from sm120patch.errors import RecoveryNeededError
 from sm120patch.plan import History
-from sm120patch.values import asdict, dataclass, field
 
 Side = Literal["a", "b"]
 SCHEMA = 1

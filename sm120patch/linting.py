@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sm120patch import catalogue as catalogues
@@ -24,7 +25,6 @@ from sm120patch.model import (
     Variant,
     Window,
 )
-from sm120patch.values import dataclass
 
 STALE_AFTER = datetime.timedelta(days=90)
 """Age at which a comparison with the published packages has to be repeated."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-
-from sm120patch.values import dataclass, field
 
 IMPORT_NAMES: Mapping[str, str] = {"sglang": "sglang", "flashinfer-python": "flashinfer"}
 """Distribution name -> the top-level package it installs. These are the targets known today."""

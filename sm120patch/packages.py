@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sm120patch import relpath
@@ -26,7 +27,6 @@ from sm120patch.model import (
     TargetSnapshot,
     sha256_hex,
 )
-from sm120patch.values import dataclass, field
 
 MAX_MEMBER = 64 << 20
 """Largest file that is read out of a package, in bytes."""

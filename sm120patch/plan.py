@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from sm120patch.model import Engagement, State, VerificationPolicy, digest_of
-from sm120patch.values import dataclass, field
 
 
 class Role(str, Enum):

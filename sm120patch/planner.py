@@ -8,6 +8,7 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
 from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
@@ -38,7 +39,6 @@ from sm120patch.plan import (
 )
 from sm120patch.policy import merge_launches, merge_policies
 from sm120patch.unified import make_diff
-from sm120patch.values import dataclass
 from sm120patch.variants import advice_hint
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sm120patch.model import Answers, Goal, VerificationPolicy
 from sm120patch.plan import Launch
-from sm120patch.values import replace
 
 
 def merge_launches(launches: Iterable[Launch]) -> Launch:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from sm120patch import model, versions
 from sm120patch.model import PatchSet, sha256_hex
-from sm120patch.values import replace
 
 FORMAT = 1
 FILE = "catalogue.json"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import versions
@@ -20,7 +21,6 @@ from sm120patch.catalogue import shipped
 from sm120patch.errors import CatalogueError, HostError, UsageError
 from sm120patch.model import IMPORT_NAMES
 from sm120patch.packages import Package, named, normalized, open_package
-from sm120patch.values import dataclass
 
 FILE = "releases.toml"
 """Beside `manifests/`: the releases that a catalogue was compared with."""

@@ -6,6 +6,7 @@ Writes the target through `transaction` only, and one event to the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from sm120patch.errors import ConflictError, RecoveryNeededError
 from sm120patch.evidence import Event
@@ -13,7 +14,6 @@ from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.store import StateDirectory, Store
 from sm120patch.transaction import Transaction, checkpoint, decided_side
-from sm120patch.values import dataclass, replace
 
 
 def _rebased(journal: Journal, roots: Mapping[str, str], *, drop_missing: bool) -> Journal:

@@ -7,12 +7,12 @@ says. A set counts as applied only through evidence for exactly the content on d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, EvidenceKind, State
 from sm120patch.plan import ActiveSet, History, OwnedFile, content_digest
-from sm120patch.values import dataclass, replace
 
 FileKey = tuple[str, str]
 UNDECIDED = ("inconclusive", "unconfirmed")

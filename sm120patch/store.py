@@ -10,12 +10,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.disk import TEMP_PREFIX, make_directory, sweep, write_file
 from sm120patch.errors import BusyError, HostError
 from sm120patch.model import sha256_hex
-from sm120patch.values import dataclass
 
 _ATTEMPTS, _PAUSE = 6, 0.05
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

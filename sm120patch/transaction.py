@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sm120patch import disk, exchange
@@ -40,7 +41,6 @@ from sm120patch.model import ABSENT
 from sm120patch.plan import FileStep
 from sm120patch.signals import held_back
 from sm120patch.store import StateDirectory, Store, busy
-from sm120patch.values import dataclass, field, replace
 
 Checkpoint = Callable[[str], None]
 

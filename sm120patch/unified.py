@@ -6,6 +6,7 @@ import bisect
 import difflib
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from sm120patch import diffparse
 from sm120patch.diffparse import BOM, Diff, Hunk, Line
@@ -15,7 +16,6 @@ from sm120patch.model import (
     Refused,
     Unchanged,
 )
-from sm120patch.values import replace
 
 _ENDING_FLAGS = {b"\n": b"l", b"\r\n": b"c", b"": b"n"}
 

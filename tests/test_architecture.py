@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sm120patch"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "model", "plaintext", "plan", "relpath", "values"),
+    ("__init__", "errors", "model", "plaintext", "plan", "relpath"),
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
         "variants", "versions", "known", "trial", "policy", "state", "evidence", "render",
@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "signing", "ownership",
-     "packages", "programs", "published", "tuning"),
+     "packages", "published", "tuning"),
     ("transaction", "recovery", "exchange", "verify", "simhost", "audit", "report", "doctor",
      "exports", "compiling"),
     ("operations",),

@@ -7,13 +7,13 @@ catalogue makes of upstream's bytes where those are at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, choose, edit
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, Variant, sha256_hex
-from sm120patch.values import dataclass
 
 _TOGETHER = 4
 """Changes of one file that are tried together at most."""

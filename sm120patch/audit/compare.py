@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from sm120patch.audit import gittree, ignored
 from sm120patch.audit.files import Digest, Listing, list_named, list_package
@@ -18,7 +19,6 @@ from sm120patch.audit.layout import Copy
 from sm120patch.audit.statcache import Cached, StatCache, now_ns
 from sm120patch.audit.tree import Tree
 from sm120patch.environment.records import Difference, RecordTable, parse_record, safe_relative
-from sm120patch.values import dataclass, replace
 
 _MAX_RECORD = 64 << 20
 _PROBES = 4

@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120patch.audit import places
@@ -14,7 +15,6 @@ from sm120patch.audit.mounts import KERNEL, NETWORK, Mount
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree, kind_of
 from sm120patch.model import IMPORT_NAMES
-from sm120patch.values import dataclass, field
 
 DIRECTORIES = 400_000
 """Directories that a search looks into at most; the rest is named as not looked at."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm120patch import exchange
@@ -30,7 +31,6 @@ from sm120patch.errors import HostError
 from sm120patch.evidence import Evidence
 from sm120patch.journal import busy_sets
 from sm120patch.plan import OwnedFile
-from sm120patch.values import dataclass, replace
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf

@@ -12,11 +12,11 @@ import os
 import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
 from sm120patch.audit.tree import Tree
-from sm120patch.values import dataclass, field
 
 WIDTH = 4
 """Numbers that are kept of each file: size, mtime_ns, ctime_ns, inode."""

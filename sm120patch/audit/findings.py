@@ -7,9 +7,8 @@ absolute as seen from the audited root (`/opt/venv` in an image that lies unpack
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-
-from sm120patch.values import dataclass, field
 
 
 class Kind(str, Enum):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm120patch.audit.tree import Tree
-from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     from gitdb.db.base import CompoundDB

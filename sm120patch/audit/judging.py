@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sm120patch import fingerprints
 from sm120patch.audit import byhand
@@ -28,7 +29,6 @@ from sm120patch.state import (
     changed_payload,
     disk_state,
 )
-from sm120patch.values import dataclass, field, replace
 
 Here = Callable[[Evidence], bool]
 """Tells whether evidence was gathered on this host as it is now."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree
 from sm120patch.model import IMPORT_NAMES
-from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from sm120patch.errors import RecoveryNeededError, Sm120PatchError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.plan import History
 from sm120patch.store import DIRECTORY_NAME, StateDirectory, Store
-from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     from sm120patch.ledger import Ledger

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from sm120patch.audit import carriers
 from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kind
 from sm120patch.audit.tree import Tree
-from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     from sm120patch.host import LiveProcess, ServerProcess

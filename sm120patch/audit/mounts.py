@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-from sm120patch.values import dataclass
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
 NETWORK = frozenset((

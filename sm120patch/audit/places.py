@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from sm120patch.audit.tree import Tree
-from sm120patch.values import dataclass
 
 SITES = ("site-packages", "dist-packages")
 _VERSION = re.compile(r"python(3\.[0-9]+)$")

@@ -10,13 +10,13 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from sm120patch import fingerprints
 from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kind, PackageReport
 from sm120patch.audit.tree import Tree
 from sm120patch.environment.records import parse_record
 from sm120patch.model import IMPORT_NAMES
-from sm120patch.values import dataclass
 
 _ARCHIVES = "archive-v0"
 _MAX_FILE = 256 << 20

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import _imp
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.audit.findings import FileState, Finding, Kind, PackageReport
 from sm120patch.audit.tree import Tree
-from sm120patch.values import dataclass
 
 TARGET = "flashinfer-python"
 _UNPACKING_NS = 60 * 10**9

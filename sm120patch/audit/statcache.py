@@ -17,12 +17,12 @@ import time
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120patch.audit.files import WIDTH, Digest, Listing
 from sm120patch.environment.records import Difference
 from sm120patch.relpath import fault
-from sm120patch.values import dataclass, field
 
 FORMAT = 1
 RACY_NS = 2_000_000_000

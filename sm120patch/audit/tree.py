@@ -11,9 +11,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from sm120patch.values import dataclass
 
 _LINKS = 40
 """Links that are followed for one path, as the kernel does."""

@@ -10,12 +10,12 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from sm120patch.errors import HostError
 from sm120patch.model import digest_of
-from sm120patch.values import dataclass
 
 MARKER = ".sm120patch-build.json"
 TVM_LOCK = "lock"

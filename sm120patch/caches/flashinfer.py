@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,6 @@ from sm120patch.caches.builds import SHELF, Entry, plain_name
 from sm120patch.caches.generators import ANY, changed_modules, modules_from
 from sm120patch.caches.includes import IncludeGraph
 from sm120patch.caches.ninja import BuildFile, read_build_file, read_deps_log
-from sm120patch.values import dataclass
 
 _SHARED_GENERATORS = frozenset(
     f"flashinfer/{name}"

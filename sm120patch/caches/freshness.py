@@ -14,7 +14,6 @@ from pathlib import Path
 
 from sm120patch.caches.ninja import read_deps_log
 from sm120patch.model import digest_of
-from sm120patch.programs import find_program
 
 TIMEOUT = 60.0
 """Seconds that a `ninja -n` may take: it stats a few thousand files at most."""
@@ -29,7 +28,9 @@ def ninjas(prefix: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     beside = prefix / "bin" / "ninja"
     found = [str(beside)] if os.access(beside, os.X_OK) else []
-    other = find_program("ninja", environ.get("PATH", os.defpath))
+    import shutil  # it loads three kinds of compression
+
+    other = shutil.which("ninja", path=environ.get("PATH", os.defpath))
     return tuple(dict.fromkeys([*found, *([other] if other else [])]))
 
 

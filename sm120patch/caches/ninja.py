@@ -6,9 +6,8 @@ import re
 import struct
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-from sm120patch.values import dataclass
 
 _SIGNATURE = b"# ninjadeps\n"
 _MAX_RECORD = (1 << 19) - 1

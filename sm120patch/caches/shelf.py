@@ -21,6 +21,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches.builds import (
@@ -41,7 +42,6 @@ from sm120patch.caches.builds import (
     stored,
 )
 from sm120patch.errors import BusyError, HostError, UsageError
-from sm120patch.values import dataclass
 
 Step = Callable[[str], None]
 """Called before every step that changes the disk; tests stop the process there."""

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches.builds import (
@@ -26,7 +27,6 @@ from sm120patch.caches.builds import (
     size_of,
 )
 from sm120patch.caches.shelf import locked
-from sm120patch.values import dataclass
 
 TRASH = "trash-"
 """Begin of the name under which a build waits for its removal."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches import flashinfer, freshness, renewal, sglang, shelf
@@ -26,7 +27,6 @@ from sm120patch.environment import Environment
 from sm120patch.errors import BusyError
 from sm120patch.journal import CacheScope, Side
 from sm120patch.plan import FileStep
-from sm120patch.values import dataclass
 
 TARGET = "flashinfer-python"
 PLACES = ("TVM_FFI_CACHE_DIR", "SGLANG_CACHE_DIR", "FLASHINFER_AUTOTUNE_CACHE_DIR")

@@ -7,11 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TextIO
 
 from sm120patch.errors import ExitCode, HostError, Sm120PatchError
 from sm120patch.plaintext import clean
-from sm120patch.values import dataclass
 
 SCHEMA = 1
 UNWRITTEN = "output"

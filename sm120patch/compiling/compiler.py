@@ -11,10 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.errors import HostError
-from sm120patch.values import dataclass
 
 DEFAULT = Path("/usr/local/cuda")
 WHEELS = "nvidia/cu13"

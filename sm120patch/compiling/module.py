@@ -6,13 +6,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.caches import freshness
 from sm120patch.compiling import child
 from sm120patch.compiling.running import Limit, Owner, Say, lines_of, worst
 from sm120patch.errors import HostError, NotVerifiedError
-from sm120patch.values import dataclass
 
 ARCH_LIST = "FLASHINFER_CUDA_ARCH_LIST"
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] .*? -o (\S+)")

@@ -10,13 +10,13 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.compiling.ptx import count_lines, normalised, ptx_command
 from sm120patch.compiling.running import Job, Limit, Say, run_all
 from sm120patch.errors import HostError
 from sm120patch.model import PtxCount
-from sm120patch.values import dataclass
 
 _TREES = ("flashinfer/data/include", "flashinfer/data/csrc")
 """Directories of sources; one that holds a patched file is copied for the side without it."""

@@ -14,10 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.errors import HostError
-from sm120patch.values import dataclass
 
 Say = Callable[[str], None]
 HEARTBEAT = 30.0

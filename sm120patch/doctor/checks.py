@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from sm120patch.doctor.readings import Readings
 from sm120patch.host.toolkit import ArchRules, arch_list_faults, version_pair
-from sm120patch.values import dataclass, field
 
 JOB_BYTES = int(1.4 * 2**30)
 """Memory of one compile job: the process tree of `trtllm_comm` took up to 1.38 GiB."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.host.machine import Host
 from sm120patch.model import State
 from sm120patch.state import SetStatus
-from sm120patch.values import dataclass
 from sm120patch.variants import advice_for, launch_for
 
 _OURS = re.compile(r"(?:SGLANG|SGL|FLASHINFER)_[A-Z0-9_]+")

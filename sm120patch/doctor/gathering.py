@@ -6,13 +6,13 @@ Reads NVML, sysfs, /proc and the disk through child processes, or a recorded tre
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sm120patch.doctor.readings import Readings
 from sm120patch.host import bounded, machine, nvml
 from sm120patch.host.bounded import Answer, Question
-from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

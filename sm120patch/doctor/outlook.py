@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from sm120patch.catalogue import Catalogue
@@ -11,7 +12,6 @@ from sm120patch.host.machine import Host
 from sm120patch.known import Place, fits
 from sm120patch.model import KnownResult, PatchSet, State
 from sm120patch.state import SetStatus
-from sm120patch.values import dataclass
 from sm120patch.variants import advice_for
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sm120patch.host.bounded import Answer
 from sm120patch.host.machine import Host
-from sm120patch.values import dataclass, field
 
 
 @dataclass(frozen=True)

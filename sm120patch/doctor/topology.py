@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from sm120patch.doctor.readings import Readings
 from sm120patch.host.bounded import Answer
-from sm120patch.values import dataclass
 
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 """GT/s of a lane -> PCI Express generation."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch.environment.records import Difference, safe_relative
 from sm120patch.errors import HostError
-from sm120patch.values import dataclass
 
 if TYPE_CHECKING:
     from git import Repo

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from sm120patch.environment.records import (
     read_record,
 )
 from sm120patch.model import IMPORT_NAMES
-from sm120patch.values import dataclass, field
 
 
 @dataclass(frozen=True)

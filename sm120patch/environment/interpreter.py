@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sm120patch.errors import HostError, UsageError
-from sm120patch.programs import find_program
 
 _HINT = "name the environment that runs SGLang: --env PREFIX (or --python EXE)"
 
@@ -46,7 +45,9 @@ def _executable(name: str, environ: Mapping[str, str]) -> Path:
         if not found.exists():
             raise HostError(f"--python {name}: no such file", hint=_HINT, code="no-interpreter")
         return _checked(found, f"--python {name}")
-    path = find_program(name, environ.get("PATH", os.defpath))
+    import shutil  # it loads three kinds of compression
+
+    path = shutil.which(name, path=environ.get("PATH", os.defpath))
     if path is None:
         raise HostError(
             f"--python {name}: no such command on PATH", hint=_HINT, code="no-interpreter"

@@ -12,12 +12,12 @@ import csv
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch.errors import HostError
-from sm120patch.values import dataclass, field
 
 
 class Record(NamedTuple):

@@ -13,10 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from sm120patch.values import dataclass
 
 LIMIT = 10.0
 """Seconds that one question may take."""

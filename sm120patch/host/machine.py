@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sm120patch.host import nvml
 from sm120patch.known import WAYS
 from sm120patch.model import digest_of
-from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

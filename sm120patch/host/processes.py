@@ -10,12 +10,11 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.host import nvml
 from sm120patch.host.redaction import redact_arguments, redact_environment
-from sm120patch.programs import find_program
-from sm120patch.values import dataclass
 
 SGLANG_DEFAULT_PORT = 30000
 
@@ -328,7 +327,9 @@ def _programs(pid: int, command: Sequence[str]) -> Iterator[str]:
     if "/" not in command[0]:
         variables = _proc(pid, "environ").split(b"\0")
         path = next((v[5:] for v in variables if v.startswith(b"PATH=")), b"")
-        found = find_program(command[0], os.fsdecode(path))
+        import shutil  # it loads three kinds of compression
+
+        found = shutil.which(command[0], path=os.fsdecode(path))
         if found:
             yield found
 

@@ -7,8 +7,7 @@ the rules against these files of the published packages.
 from __future__ import annotations
 
 import re
-
-from sm120patch.values import dataclass
+from dataclasses import dataclass
 
 DEFAULT_HOME = "/usr/local/cuda"
 

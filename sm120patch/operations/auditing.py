@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,6 @@ from sm120patch.catalogue import Catalogue
 from sm120patch.errors import HostError, Sm120PatchError, UsageError
 from sm120patch.evidence import Evidence
 from sm120patch.operations.surroundings import Surroundings, real
-from sm120patch.values import dataclass, field, replace
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf

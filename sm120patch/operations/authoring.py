@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import manifest, versions
@@ -19,7 +20,6 @@ from sm120patch.operations.scratch import Scratch
 from sm120patch.operations.writing import check_name, write_new
 from sm120patch.published import Shelf
 from sm120patch.store import StateDirectory, Store
-from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

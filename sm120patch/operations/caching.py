@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import transaction
@@ -19,7 +20,6 @@ from sm120patch.operations import planning, staging
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
 from sm120patch.planner import Request
-from sm120patch.values import dataclass
 
 _CONTENT_KEYED = "sglang/kernels/jit/utils/compile"
 """Package of SGLang from 0.5.18 on whose builds are named by everything they are made from."""

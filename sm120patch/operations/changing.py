@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ from sm120patch.operations.site import Site
 from sm120patch.ownership import refuse_strangers
 from sm120patch.plan import History, Plan, history_digest
 from sm120patch.planner import Request
-from sm120patch.values import dataclass, replace
 
 if TYPE_CHECKING:  # what measures and what compiles is loaded where it is done
     from sm120patch.compiling.running import Say

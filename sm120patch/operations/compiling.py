@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120patch import versions
@@ -22,7 +23,6 @@ from sm120patch.errors import HostError, NotVerifiedError
 from sm120patch.model import ABSENT, CompileCheck, PtxCount
 from sm120patch.operations.site import Site
 from sm120patch.plan import History
-from sm120patch.values import dataclass, field
 from sm120patch.verify.commandline import ArmCommand
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.spawn import server_environment, server_identity

@@ -6,6 +6,7 @@ Reads NVML, sysfs, /proc, the environment and the profile; writes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from sm120patch.known import tp_of
 from sm120patch.model import Changed, Variant
 from sm120patch.operations import inspecting
 from sm120patch.operations.site import Site
-from sm120patch.values import dataclass
 from sm120patch.variants import edit
 from sm120patch.verify import profile as profiles
 

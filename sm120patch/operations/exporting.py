@@ -12,6 +12,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.audit.findings import EnvironmentReport, FileReport, HostReport, PackageReport
@@ -20,7 +21,6 @@ from sm120patch.disk import write_file
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import PatchSet
 from sm120patch.published import Shelf, cache_directory
-from sm120patch.values import dataclass
 
 _MOST_BYTES = 1 << 22
 """Largest file that a diff is made of."""

@@ -5,12 +5,12 @@ Reads /proc through psutil; writes the one file that was named.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.disk import write_file
 from sm120patch.errors import HostError, UsageError
 from sm120patch.host import ServerProcess, running_sglang_servers
-from sm120patch.values import dataclass
 from sm120patch.verify.template import template
 
 

@@ -6,6 +6,7 @@ Reads disk; writes nothing. Imports neither libcst nor git for an environment of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm120patch import fingerprints
@@ -38,7 +39,6 @@ from sm120patch.state import (
     changed_payload,
     disk_state,
 )
-from sm120patch.values import dataclass, replace
 
 if TYPE_CHECKING:
     from sm120patch.host import Host

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
@@ -17,7 +18,6 @@ from sm120patch.model import PatchSet
 from sm120patch.operations.releases import LEADING
 from sm120patch.packages import Package
 from sm120patch.published import Shelf
-from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Reads disk; writes nothing. `plan`, `--dry-run`, `apply` and `revert` all come t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from sm120patch.claims import refuse_foreign_claims
@@ -20,7 +21,6 @@ from sm120patch.model import Snapshot
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, Plan
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
-from sm120patch.values import replace
 
 
 def capability_of(gpu: str | None, declared: str | None = None) -> str | None:

@@ -7,6 +7,7 @@ the packages as an installer would lay them down.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from sm120patch import versions
 from sm120patch.catalogue import Catalogue
@@ -28,7 +29,6 @@ from sm120patch.plan import (
 )
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
 from sm120patch.published import Shelf
-from sm120patch.values import dataclass
 
 LEADING = "sglang"
 """The target whose releases are named; what it pins comes with it."""

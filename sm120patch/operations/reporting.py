@@ -6,6 +6,7 @@ Reads ledger and store; writes the one file it is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.disk import write_file
@@ -16,7 +17,6 @@ from sm120patch.model import ABSENT
 from sm120patch.operations.site import Site
 from sm120patch.report.view import Changed, Subject
 from sm120patch.store import Store
-from sm120patch.values import dataclass
 
 _MOST_BYTES = 4 << 20  # of a content that is compared line by line
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import exchange, transaction
@@ -24,7 +25,6 @@ from sm120patch.operations import planning, staging
 from sm120patch.operations.site import Site
 from sm120patch.plan import ActiveSet, History, OwnedFile, Role
 from sm120patch.planner import Request
-from sm120patch.values import dataclass
 
 NAME = "lost-ledger"
 """Stands in the new ledger for all sets that the old one knew."""

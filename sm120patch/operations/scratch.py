@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from sm120patch.disk import write_file
 from sm120patch.errors import HostError, UsageError
 from sm120patch.manifest.changes import ADDED
 from sm120patch.model import IMPORT_NAMES
-from sm120patch.values import asdict, dataclass
 
 if TYPE_CHECKING:
     from git import Repo

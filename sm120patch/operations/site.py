@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
@@ -18,7 +19,6 @@ from sm120patch.ledger import read_ledger
 from sm120patch.ownership import refuse_strangers
 from sm120patch.plan import History, content_digest
 from sm120patch.store import StateDirectory, Store
-from sm120patch.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import transaction
@@ -27,7 +28,6 @@ from sm120patch.plan import (
     OwnedFile,
     Plan,
 )
-from sm120patch.values import dataclass
 
 MEASURED_PATIENCE = 120.0
 """Seconds to wait for a ledger that somebody else holds: a measurement took longer to make."""

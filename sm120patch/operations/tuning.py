@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from sm120patch.errors import HostError, NotApplicableError, UsageError
 from sm120patch.operations.writing import check_name, write_new
 from sm120patch.tuning import cache, child, local, record
 from sm120patch.tuning.record import Record, Shape
-from sm120patch.values import asdict, dataclass
 
 
 @dataclass(frozen=True)

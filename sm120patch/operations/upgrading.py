@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from sm120patch import versions
 from sm120patch.catalogue import Catalogue
@@ -29,7 +30,6 @@ from sm120patch.plan import (
 from sm120patch.planner import Request, make_plan, wanted_files
 from sm120patch.policy import merge_launches
 from sm120patch.published import Shelf
-from sm120patch.values import dataclass
 
 TOGETHER = "together: "
 """Begins the notes about sets that fit one by one and not together."""

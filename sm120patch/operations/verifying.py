@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sm120patch import host, transaction
@@ -28,7 +29,6 @@ from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_reh
 from sm120patch.operations import inspecting, noise, staging
 from sm120patch.operations.site import Site, content_of
 from sm120patch.plan import History, Plan
-from sm120patch.values import asdict, dataclass, replace
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter
