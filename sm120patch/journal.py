@@ -14,7 +14,7 @@ from typing import Literal
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.disk import remove_file, write_file
-from sm120patch.errors import RecoveryNeededError
+from sm120patch.errors import HostError, RecoveryNeededError
 from sm120patch.plan import History
 
 Side = Literal["a", "b"]
@@ -117,6 +117,12 @@ def read_journal(path: Path) -> Journal | None:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise HostError(
+            f"cannot read {path}: {error.strerror}",
+            hint="run as the owner of the environment",
+            code="unreadable",
+        ) from error
     try:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")

@@ -256,13 +256,24 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise HostError(
+            f"cannot read {path}: {error.strerror}",
+            hint="run as the owner of the environment",
+            code="unreadable",
+        ) from error
+
+
 @contextlib.contextmanager
 def open_ledger(path: Path, patience: float = PATIENCE) -> Iterator[Ledger]:
     """Open for writing; the file is created complete in a temporary name and moved in.
 
     `patience`: seconds to wait for somebody else who holds the file, before BusyError.
     """
-    if not path.exists():
+    if not _exists(path):
         _create(path)
     with _session(path, "rw", patience) as ledger:
         yield ledger
@@ -271,7 +282,7 @@ def open_ledger(path: Path, patience: float = PATIENCE) -> Iterator[Ledger]:
 @contextlib.contextmanager
 def read_ledger(path: Path) -> Iterator[Ledger | None]:
     """Open for reading; None when there is no ledger. Works on a read-only file system."""
-    if not path.exists():
+    if not _exists(path):
         yield None
         return
     # A journal that a killed writer left is rolled back by SQLite on opening, which writes.

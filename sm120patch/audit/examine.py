@@ -80,7 +80,9 @@ def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
             findings += found
         for report, finding in judging.by_hand_sets(by_hand):
             sets.append(report)
-            findings.append(finding)
+            # What an open change has written is in no ledger yet: settle it first.
+            busy_now = kept.holder or kept.journal is not None
+            findings.append(replace(finding, hint="") if busy_now else finding)
         packages = tuple(_package(c, comparisons[c.target], files) for c in layout.copies)
         changed = _changed_at(kept)
         environment = _report(place, kept, packages, sets, findings)

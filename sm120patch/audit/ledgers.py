@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch.audit.tree import Tree
-from sm120patch.errors import RecoveryNeededError, Sm120PatchError
+from sm120patch.errors import HostError, RecoveryNeededError, Sm120PatchError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.plan import History
 from sm120patch.store import DIRECTORY_NAME, StateDirectory, Store
@@ -57,6 +57,8 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
                 history = History() if ledger is None else ledger.history()
         except Sm120PatchError as error:
             ledger, problem = None, error.message
+        except OSError as error:
+            ledger, problem = None, f"cannot read {state.ledger}: {error.strerror}"
         holder = state.holder() if tree.is_host else None
         store = Store(state) if tree.is_host else None
         yield Kept(ledger, history, journal, holder, problem, store)
@@ -78,10 +80,8 @@ def _state(tree: Tree, prefix: str, stack: contextlib.ExitStack) -> StateDirecto
 def _journal(state: StateDirectory) -> tuple[Journal | None, str]:
     try:
         return read_journal(state.journal), ""
-    except RecoveryNeededError as error:
+    except (HostError, RecoveryNeededError) as error:
         return None, error.message
-    except OSError as error:
-        return None, f"{state.journal}: {error.strerror}"
 
 
 def claimant(tree: Tree, git_dir: str, prefix: str) -> str | None:

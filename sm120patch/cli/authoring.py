@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +109,12 @@ def _begun_dict(begun: Begun) -> dict[str, object]:
 
 def _begun_text(begun: Begun) -> str:
     about = begun.about
+    command = f"sm120patch new {about.set_id} --finish"
+    if begun.directory != Path(f"{about.set_id}.scratch"):
+        command += f" --scratch {shlex.quote(str(begun.directory))}"
     return (
         f"{about.target} {about.version} ({about.source}): {begun.files} files in"
-        f" {begun.directory}\n"
-        f"edit them, then: sm120patch new {about.set_id} --finish"
+        f" {begun.directory}\nedit them, then: {command}"
     )
 
 

@@ -116,7 +116,7 @@ def apply(
     if plan.is_noop and not owed and not ahead:
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
-        raise changing.no_profile(Path.cwd())
+        raise changing.no_profile(Path.cwd(), stageable=True)
     if not (yes or _confirmed(output, known)):
         refuse_harm(known)
     output.talk(plan_text(plan, diffs=False))

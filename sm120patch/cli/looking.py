@@ -156,7 +156,7 @@ def history(
     catalogue: Places,
 ) -> int:
     """Show what was done to the environment, newest first."""
-    from sm120patch.cli.outcome import experiment_rows
+    from sm120patch.cli.outcome import experiment_rows, history_rows
     from sm120patch.operations import inspecting
     from sm120patch.operations.site import open_site
     from sm120patch.plaintext import table
@@ -166,10 +166,7 @@ def history(
     kind = "experiment" if experiments else None
     events = inspecting.history(site, set_id, limit, kind)
     evidence = inspecting.evidence_of(site, events) if output.as_json else {}
-    rows: list[tuple[str, ...]] = [
-        (str(e.id), e.at, e.kind, ", ".join(e.sets) or "-", str(e.data.get("verdict", "")))
-        for e in events
-    ]
+    rows = history_rows(events)
     shown = [{**event_dict(e), "evidence": evidence.get(e.id)} for e in events]
     if experiments:
         rows = experiment_rows(events, inspecting.evidence_of(site, events))

@@ -133,8 +133,9 @@ def sets_argument(*, required: bool = True) -> Callable[[Command], Command]:
     """Add the argument `SET...`."""
 
     def decorate(function: Command) -> Command:
+        metavar = "SET..." if required else "[SET...]"
         return click.argument(
-            "sets", nargs=-1, required=required, metavar="SET...", shell_complete=_complete_sets
+            "sets", nargs=-1, required=required, metavar=metavar, shell_complete=_complete_sets
         )(function)
 
     return decorate

@@ -31,6 +31,23 @@ def experiment_rows(
     return rows
 
 
+def history_rows(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """Rows of `history`: when, what was done, to what, how it ended.
+
+    An event that changed the state of no set says what was asked for: the sets that were put back
+    over an upgrade, the options of an experiment, the command that was recovered.
+    """
+    rows: list[tuple[str, ...]] = []
+    for event in events:
+        subject = ", ".join(event.sets or texts(event.data, "requested"))
+        subject = subject or text(event.data, "experiment", "name") or text(event.data, "command")
+        verdict = text(event.data, "verdict") or text(event.data, "outcome")
+        kind = text(event.data, "kind")
+        shown = f"{verdict} ({kind})" if kind not in ("", "real") else verdict
+        rows.append((str(event.id), event.at, event.kind, subject or "-", shown))
+    return rows
+
+
 def exit_code(change: Change) -> ExitCode:
     """0 when what was asked holds; 8 for any verdict but a pass."""
     verified = change.verified

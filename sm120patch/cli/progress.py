@@ -106,7 +106,7 @@ class Progress(Silent):
 
     def on_telemetry(self, arm: Arm, text: str) -> None:
         """Print what the GPUs did."""
-        self._say(f"      {arm.value}: {text}")
+        self._say(f"      {self._name(arm)}: {text}")
 
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
         """Say what is left."""

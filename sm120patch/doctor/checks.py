@@ -41,11 +41,13 @@ class Check:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def gpus(readings: Readings) -> Iterator[Check]:
-    """GPUs, compute capability, driver."""
+def gpus(readings: Readings, named: str | None = None) -> Iterator[Check]:
+    """GPUs, compute capability, driver. `named`: the capability that sets are judged for."""
     host = readings.host
     if not host.gpus:
         hint = "sets are judged by version alone; name the GPU they are for with --gpu 12.0"
+        if named is not None:
+            hint = f"sets are judged for {named}, as --gpu says"
         yield Check("gpus", Status.PROBLEM, f"no GPU: {host.reason}", hint)
         return
     names = {gpu.name: [g.index for g in host.gpus if g.name == gpu.name] for gpu in host.gpus}

@@ -146,10 +146,11 @@ def _named(tree: Tree, scope: Scope) -> Place:
         prefix = _prefix_of(tree, scope.python or "")
     place = _at(tree, prefix) if prefix.startswith("/") else None
     if place is None:
+        within = "" if tree.is_host else "; with --root, spell it as the inside of the root does"
         raise HostError(
-            f"{asked}: no Python environment at {tree.outside(prefix)}: neither pyvenv.cfg nor"
-            " conda-meta nor lib/python3*/site-packages",
-            hint="name the prefix of an environment: the directory that holds bin/python",
+            f"{asked}: no Python environment at {tree.outside('/' + prefix.lstrip('/'))}: neither"
+            " pyvenv.cfg nor conda-meta nor lib/python3*/site-packages",
+            hint=f"name the prefix of an environment: the directory that holds bin/python{within}",
             code="no-environment",
         )
     return place

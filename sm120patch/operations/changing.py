@@ -97,11 +97,20 @@ def find_profile(path: Path | None, site: Site, directory: Path) -> Profile | No
     return verifying.weighed(site, loaded)
 
 
-def no_profile(directory: Path) -> UsageError:
-    """Error for a verification that nobody said how to do; nothing has been written."""
+def no_profile(directory: Path, *, stageable: bool = False) -> UsageError:
+    """Error for a measurement that nobody said how to do; nothing has been written.
+
+    `stageable`: the command is one that takes --no-verify.
+    """
+    absent = (
+        "there is no profile that says how to start your server:"
+        f" no --profile, no {PROFILE_NAME} in {directory}"
+    )
+    if not stageable:
+        hint = "write one with `sm120patch init`"
+        return UsageError(absent, code="no-profile", hint=hint)
     return UsageError(
-        "a set counts as applied only after a verification, and there is no profile that says"
-        f" how to start your server: no --profile, no {PROFILE_NAME} in {directory}",
+        f"a set counts as applied only after a verification, and {absent}",
         code="no-profile",
         hint="write one with `sm120patch init`, or stage without verification: --no-verify",
     )

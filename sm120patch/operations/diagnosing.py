@@ -69,7 +69,7 @@ def diagnose(question: Question, source: Source, environ: Mapping[str, str]) -> 
     settings += _servers(readings)
     rules = _rules(site)
     checks = [
-        *judging.gpus(readings),
+        *judging.gpus(readings, question.capability),
         *judging.toolkit(readings, rules),
         *judging.architectures(readings, rules),
         *judging.resources(readings),

@@ -165,6 +165,12 @@ _Judged = tuple[Verdict, list[str], str | None]
 
 
 def _judge(goal: Goal, margin: float, findings: Findings) -> _Judged:
+    if findings.broken and findings.baseline_failure is not None:
+        alone = (
+            f"the baseline does not run either ({findings.baseline_failure}): what is wrong need"
+            " not be the set's doing"
+        )
+        return Verdict.BROKEN, [alone, *findings.broken], None
     if findings.broken:
         return Verdict.BROKEN, list(findings.broken), None
     if findings.not_engaged:

@@ -72,3 +72,10 @@ def test_a_line_is_cut_to_the_terminal_and_control_characters_are_not_sent(monke
 
 def test_durations_are_for_people():
     assert [duration(s) for s in (45, 600, 9000)] == ["45 s", "10 min", "2.5 h"]
+
+
+def test_power_is_that_of_the_arm_that_is_named() -> None:
+    said: list[str] = []
+    progress = Progress(said.append, other="variant")
+    progress.on_telemetry(Arm.PATCHED, "2 GPUs: 300 W")
+    assert said == ["      variant: 2 GPUs: 300 W"]

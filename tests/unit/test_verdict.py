@@ -74,6 +74,13 @@ def test_a_crash_fix_needs_no_before_number():
     assert "exit status 1" in decision.reasons[0]
 
 
+def test_a_crash_fix_is_told_when_the_baseline_does_not_run_either():
+    decision = verdict(goal=Goal.CRASH_FIX, broken=("no numpy",), baseline_failure="exit status 1")
+    assert decision.verdict is Verdict.BROKEN
+    assert "the baseline does not run either (exit status 1)" in decision.reasons[0]
+    assert decision.reasons[1] == "no numpy"
+
+
 def test_only_two_verdicts_pass_and_three_reject():
     assert {v.value for v in Verdict if v.passed} == {"improved", "no-regression"}
     assert {v.value for v in Verdict if v.rejected} == {"regressed", "broken", "not-engaged"}
