@@ -67,6 +67,7 @@ def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
             return Examined(_report(place, kept, (), [], found), layout, {})
         asked = _asked(layout, kept, knowledge.catalogue)
         comparisons = {c.target: compare(means, c, asked.get(c.target, ())) for c in layout.copies}
+        kept = ledgers.caught_up(means.tree, place.prefix, kept)
         disk = _disk(means, place, layout, comparisons, knowledge, kept)
         files, findings, by_hand = judging.judge_files(disk, kept.history, knowledge.catalogue)
         findings += _problems(layout, comparisons, kept)
@@ -169,7 +170,14 @@ def _disk(
         unknown=frozenset(t for t, found in comparisons.items() if not found.compared),
         elsewhere=elsewhere,
         owner=owner,
+        changing=_changing(kept),
     )
+
+
+def _changing(kept: Kept) -> dict[FileKey, frozenset[str]]:
+    """Both contents of every file of the open journal: neither is anybody else's."""
+    files = () if kept.journal is None else kept.journal.files
+    return {(f.target, f.path): frozenset((f.a_sha256, f.b_sha256)) for f in files}
 
 
 def _pristine(

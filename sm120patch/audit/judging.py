@@ -66,6 +66,8 @@ class Disk:
     """Files of a shared checkout that the ledger of another environment answers for."""
     owner: str = ""
     """Prefix of that environment."""
+    changing: Mapping[FileKey, frozenset[str]] = field(default_factory=dict)
+    """Files of the open journal -> sha256 of both contents that the change knows."""
 
 
 def judge_files(
@@ -78,7 +80,9 @@ def judge_files(
     keys = {*disk.differences, *history.files, *disk.elsewhere, *disk.digests}
     for key in sorted(keys):
         owned = history.files.get(key)
-        if owned is not None:
+        if _is_changing(key, disk):
+            found = _changing(key, disk)
+        elif owned is not None:
             found = _owned(key, owned, disk)
         elif key in disk.elsewhere:
             found = _claimed(key, disk.elsewhere[key], disk)
@@ -94,9 +98,31 @@ def judge_files(
 Judged = tuple[FileReport, Finding | None] | None
 
 
-def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
+def _is_changing(key: FileKey, disk: Disk) -> bool:
+    """Tell whether a file is on either side of the open change: then it is nobody else's."""
     difference = disk.differences.get(key)
-    found = disk.digests.get(key) or (difference.found if difference else None)
+    if difference is not None and difference.kind == "unreadable":
+        return False
+    return (_held(key, disk) or ABSENT) in disk.changing.get(key, ())
+
+
+def _held(key: FileKey, disk: Disk) -> str | None:
+    difference = disk.differences.get(key)
+    return disk.digests.get(key) or (difference.found if difference else None)
+
+
+def _changing(key: FileKey, disk: Disk) -> Judged:
+    """Judge a file of the open change: the finding about that change tells what to do."""
+    difference = disk.differences.get(key)
+    if difference is None:
+        return None
+    said = "written by a change that is not finished"
+    state = FileState.OURS
+    return FileReport(*key, state, _held(key, disk), difference.expected, (), said), None
+
+
+def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
+    difference, found = disk.differences.get(key), _held(key, disk)
     version = disk.versions.get(key[0])
     if difference is None and owned.pristine_sha256 != ABSENT:
         expected: str | None = found
@@ -123,8 +149,7 @@ def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
 
 def _claimed(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
     """Judge a file of a checkout that another environment has patched."""
-    difference = disk.differences.get(key)
-    found = disk.digests.get(key) or (difference.found if difference else None)
+    found = _held(key, disk)
     shipped = None if owned.pristine_sha256 == ABSENT else owned.pristine_sha256
     if found == owned.current_sha256:
         said = f"patched from {disk.owner}"
@@ -265,8 +290,7 @@ def ledger_sets(
 
 
 def _fact(key: FileKey, owned: OwnedFile, disk: Disk) -> DiskFact:
-    difference = disk.differences.get(key)
-    found = disk.digests.get(key) or (difference.found if difference else None)
+    difference, found = disk.differences.get(key), _held(key, disk)
     expected = difference.expected if difference else found
     if owned.pristine_sha256 == ABSENT:
         expected = None

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,16 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
         holder = state.holder() if tree.is_host else None
         store = Store(state) if tree.is_host else None
         yield Kept(ledger, history, journal, holder, problem, store)
+
+
+def caught_up(tree: Tree, prefix: str, kept: Kept) -> Kept:
+    """Look again for a change that began while the files were hashed."""
+    if not tree.is_host or kept.journal is not None:
+        return kept
+    state = StateDirectory.of(Path(prefix))
+    journal, problem = _journal(state)
+    holder = state.holder() or kept.holder
+    return replace(kept, journal=journal, holder=holder, problem=kept.problem or problem)
 
 
 def _state(tree: Tree, prefix: str, stack: contextlib.ExitStack) -> StateDirectory:

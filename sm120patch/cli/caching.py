@@ -71,10 +71,12 @@ def caches(
     from sm120patch.caches.stock import expendable
     from sm120patch.operations import caching
     from sm120patch.operations.site import open_site
+    from sm120patch.transaction import require_settled
 
     if (yes or max_size != 2 << 30) and not prune:
         raise click.UsageError("--yes and --max-size go with --prune")
     site = open_site(env, python, catalogue=catalogue, tolerant=not sets)
+    require_settled(site.state)  # Until then neither the files nor the builds tell anything.
     found = caching.survey(site, sets, [home.absolute() for home in homes])
     result, text = survey_dict(found), survey_text(found)
     code = ExitCode.OK

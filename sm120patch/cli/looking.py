@@ -102,6 +102,7 @@ def plan(
     from sm120patch.operations.site import open_site
     from sm120patch.planner import Request
     from sm120patch.render import plan_dict, plan_text
+    from sm120patch.transaction import require_settled
 
     if against and (revert or cascade):
         raise UsageError("--against shows an upgrade; leave out --revert and --cascade")
@@ -111,6 +112,7 @@ def plan(
         return plan_against(output, site, sets, selected, against, shelf, capability_of(gpu))
     if not sets:
         raise UsageError("name the sets to plan", hint="see `sm120patch list`")
+    require_settled(site.state)
     request = Request("revert" if revert else "apply", sets, selected, cascade)
     result = plan_request(site, request, capability_of(gpu))
     output.data(plan_dict(result), plan_text(result, diffs=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sm120patch.store import StateDirectory
 from tests.support.command import run, run_killed_at
 from tests.support.faults.world import APPLY, REVERT, World
 
@@ -108,3 +109,36 @@ def test_recovery_never_overwrites_what_somebody_else_wrote(tmp_path: Path) -> N
     assert kinds["foreign"] == "sglang/a.py"
     # Bytecode that Python would never compare belongs to whoever wrote the file: it is named.
     assert kinds.keys() <= {"foreign", "stale-bytecode"}
+
+
+def test_what_an_open_change_has_written_is_ours_until_it_is_settled(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    dry = run_killed_at(0, *APPLY, *world.options)
+    labels = [x.split(": ", 1)[1] for x in dry.err.splitlines() if x.startswith("step ")]
+    world.reset()
+    assert run_killed_at(labels.index("ledger commit"), *APPLY, *world.options).code == -9
+    assert world.content() != world.old and world.litter() != []
+    options = [*world.options, "--output", "json"]
+    audit = run("audit", *options).result
+    assert {f["kind"] for f in audit["findings"]} == {"interrupted"}, audit["findings"]
+    files = [f for e in audit["environments"] for p in e["packages"] for f in p["files"]]
+    assert files and {f["state"] for f in files} == {"ours"}, files
+    for words in (["plan", "two"], ["plan", "one", "--revert"], ["caches"], ["caches", "one"]):
+        answer = run(*words, *options)
+        assert answer.code == 7 and "interrupted" in answer.error["message"], answer.out
+        assert "sm120patch recover" in answer.error["hint"]
+    with StateDirectory.of(world.prefix).lock("apply one"):
+        for words in (["plan", "one"], ["caches"]):
+            answer = run(*words, *options)
+            assert answer.code == 9 and "apply one" in answer.error["message"], answer.out
+
+
+def test_a_foreign_edit_of_a_file_of_the_open_change_is_still_foreign(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    steps = steps_of(world, APPLY)
+    world.reset()
+    assert run_killed_at(steps // 2, *APPLY, *world.options).code == -9
+    site = next(world.prefix.glob("lib/*/site-packages"))
+    (site / "sglang" / "a.py").write_text("mine = True\n")
+    found = run("audit", *world.options, "--output", "json").result["findings"]
+    assert ("foreign", "sglang/a.py") in {(f["kind"], f["path"]) for f in found}, found
