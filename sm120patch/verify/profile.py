@@ -47,6 +47,8 @@ class Workload:
         return self.prompts if self.warmup is None else self.warmup
 
 
+UNSET_MODEL = "/models/your-model"
+"""What the profile that `init` writes says where it could not find out which model is served."""
 DEFAULT_WORKLOADS = (
     Workload("single", 256, 128, concurrency=1, prompts=4),
     Workload("c64", 256, 128, concurrency=64, prompts=128),

@@ -23,13 +23,14 @@ from sm120patch.plan import Launch
 from sm120patch.verify import engagement as engaged
 from sm120patch.verify.answers import examine
 from sm120patch.verify.commandline import Arm, Arms, adds_nothing, arms
+from sm120patch.verify.deadstart import same_failure
 from sm120patch.verify.deciding import given_up, look
 from sm120patch.verify.effect import Floor, Look, interval
 from sm120patch.verify.loadgen import Target
 from sm120patch.verify.loading import Loading
 from sm120patch.verify.origin import foreign, origin_of
 from sm120patch.verify.processes import boot_clock
-from sm120patch.verify.profile import Profile
+from sm120patch.verify.profile import UNSET_MODEL, Profile
 from sm120patch.verify.record import Block, Record
 from sm120patch.verify.reporting import Reporter, Silent
 from sm120patch.verify.schedule import estimate, schedule_for, style_for
@@ -119,6 +120,12 @@ def check(profile: Profile, duty: Duty) -> Arms:
             hint='set log = "/path/to/server.log" under [server]',
             code="profile",
         )
+    if any(UNSET_MODEL in word for word in profile.server.command):
+        raise UsageError(
+            f"{profile.origin} still says {UNSET_MODEL}: it does not name the model you serve",
+            hint=f"put your model's path in the place of {UNSET_MODEL} in {profile.origin}",
+            code="profile",
+        )
     api_key(profile.server)
     return arms(profile, duty.launch, duty.base)
 
@@ -154,6 +161,8 @@ class _Run:
         self.meter = Meter()
         self.looks: list[dict[str, object]] = []
         self.ended: str | None = None
+        self.dead_start: ServerError | None = None
+        """Why the baseline did not get ready, where that is no error by itself."""
 
     def run(self) -> Outcome:
         order = self.schedule.order
@@ -244,18 +253,38 @@ class _Run:
 
     def _server_failed(self, arm: Arm, block: Block, error: ServerError) -> bool:
         if arm is Arm.PATCHED:
+            self._require_own_fault(block, error)
             self.record.patched_faults.append(error.message)
             return True
         if self.duty.policy.goal is Goal.CRASH_FIX:
             self.record.baseline_failure = error.message.splitlines()[0]
             if block in self.record.blocks:
                 self.record.blocks.remove(block)
+            else:
+                self.dead_start = error
             return False
         raise HostError(
             f"the baseline does not run, so there is nothing to compare with: {error.message}",
             hint=error.hint,
             code="baseline-failed",
             details={**error.details, "command": self.arms.baseline.shown},
+        ) from error
+
+    def _require_own_fault(self, block: Block, error: ServerError) -> None:
+        """Refuse to blame the sets for a start that fails as it does without them."""
+        baseline = self.dead_start
+        started = block in self.record.blocks or self.record.of(Arm.PATCHED)
+        if baseline is None or started or not same_failure(baseline.message, error.message):
+            return
+        logs = {"baseline": baseline.details.get("log"), "patched": error.details.get("log")}
+        named = "".join(f"\n  log of the {arm} server: {log}" for arm, log in logs.items() if log)
+        raise HostError(
+            "neither server starts, and the baseline fails in the same way as the patched one, so"
+            f" nothing was shown about the sets: {error.message}{named}",
+            hint="make the server start without the sets first; its command line is"
+            f" {self.arms.baseline.shown}",
+            code="baseline-failed",
+            details={**error.details, "logs": logs, "command": self.arms.baseline.shown},
         ) from error
 
     def _measure(self, number: int, block: Block, server: Server) -> bool:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from sm120patch.host.redaction import is_secret, is_secret_name
-from sm120patch.verify.profile import DEFAULT_WORKLOADS
+from sm120patch.verify.profile import DEFAULT_WORKLOADS, UNSET_MODEL
 
-_GENERIC = ("{python}", "-m", "sglang.launch_server", "--model-path", "/models/your-model",
+_GENERIC = ("{python}", "-m", "sglang.launch_server", "--model-path", UNSET_MODEL,
             "--tp", "8", "--host", "127.0.0.1", "--port", "30000")  # fmt: skip
 _COPIED = ("SGLANG_", "SGL_", "FLASHINFER_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_",
            "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TVM_", "OMP_", "LD_LIBRARY_PATH",

@@ -210,8 +210,22 @@ def test_a_crash_fix_needs_no_running_baseline(tmp_path):
     assert "exit status 1" in str(outcome.summary["baseline_failure"])
 
 
-def test_a_crash_that_stays_is_broken(tmp_path):
-    assert verify(tmp_path, "crash-at-start", goal=Goal.CRASH_FIX).verdict == "broken"
+def test_a_start_that_fails_alike_in_both_arms_says_nothing_about_a_crash_fix(tmp_path):
+    with pytest.raises(HostError, match="the baseline fails in the same way") as caught:
+        verify(tmp_path, "crash-at-start", goal=Goal.CRASH_FIX)
+    assert caught.value.exit_code == 10 and caught.value.code == "baseline-failed"
+    logs = caught.value.details["logs"]
+    assert all(Path(log).exists() and log in caught.value.message for log in logs.values())
+    assert set(logs) == {"baseline", "patched"} and logs["baseline"] != logs["patched"]
+
+
+def test_a_profile_that_names_no_model_is_refused_before_the_first_start(tmp_path):
+    profile = simulated_profile(tmp_path, "null")
+    command = (*profile.server.command, "--model-path", "/models/your-model")
+    profile = replace(profile, server=replace(profile.server, command=command))
+    with pytest.raises(UsageError, match="does not name the model") as caught:
+        run(profile, duty(), lambda arm: pytest.fail(f"{arm} was swapped in"))
+    assert caught.value.hint and "/models/your-model" in caught.value.hint
 
 
 def test_the_same_verification_gives_the_same_figures(tmp_path):

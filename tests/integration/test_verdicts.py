@@ -188,6 +188,16 @@ def test_a_baseline_that_does_not_run_changes_nothing(host: Host) -> None:
     assert "No supported CUDA architectures" in done.error["message"], "the end of its log"
 
 
+def test_a_crash_fix_is_not_rejected_for_what_the_baseline_fails_of_too(host: Host) -> None:
+    for manifest in (host.catalogue / "manifests").glob("*.toml"):
+        text = manifest.read_text().replace('goal = "no-regression"', 'goal = "crash-fix"')
+        manifest.write_text(text)
+    done = apply(host, "crash-at-start")
+    assert_no_baseline(host, done)
+    assert "the baseline fails in the same way" in done.error["message"]
+    assert host.entry("fusion")["reason"] == "", "nothing is remembered against it"
+
+
 def test_a_server_that_is_never_ready_ends_the_run(host: Host) -> None:
     done = apply(host, "never-ready", server="ready_timeout = 1")
     assert_no_baseline(host, done)
