@@ -238,6 +238,8 @@ def revert(
     _note_fault(output, site)
     require_settled(site.state)
     names = tuple(site.history().active) if everything else sets
+    if not names:
+        _warn_of_orphans(output, site)
     request = Request("revert", names, cascade=cascade or everything)
     plan = planning.plan_request(site, request, None)
     if dry_run:
@@ -365,6 +367,16 @@ def _confirmed(output: Output, known: tuple[Match, ...]) -> bool:
 def _note_fault(output: Output, site: Site) -> None:
     if site.catalogue_fault is not None:
         output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
+
+
+def _warn_of_orphans(output: Output, site: Site) -> None:
+    """With nothing in the ledger there may still be something on disk: then say so."""
+    from sm120patch.operations.orphans import orphans
+
+    found = orphans(site)
+    if found is not None:
+        output.talk(f"warning: {found}")
+        output.talk(f"hint: {found.hint}")
 
 
 def _warn(output: Output, processes: list[str]) -> None:

@@ -114,7 +114,7 @@ def _summary(change: Change) -> list[str]:
     if change.outcome == "nothing":
         states = set(change.plan.states.values())
         done = "upstream has it" if states == {State.UPSTREAM} else "nothing to do"
-        return [f"{names or 'no set'}: {done}"]
+        return [f"{names or 'the ledger has no set'}: {done}"]
     if change.outcome == "reverted":
         return [f"reverted: {', '.join(change.plan.remove)}"]
     if change.outcome == "rejected" and verified is not None and change.plan.action == "revert":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -69,6 +70,33 @@ def test_a_damaged_ledger_names_the_command_that_helps(place: Place) -> None:
     place.stage("one")
     lose_ledger(place, "garbage")
     assert "recover --lost-ledger" in refused(place.run("status"), 10, "damaged")["hint"]
+
+
+def test_revert_all_warns_of_what_is_on_disk_without_a_ledger(place: Place) -> None:
+    clean = place.run("revert", "--all")
+    assert clean.code == 0 and "warning" not in clean.err
+    place.stage("bundle")
+    patched = place.facts()
+    shutil.rmtree(place.state)
+    ran = place.run("revert", "--all")
+    assert ran.code == 0 and ran.result["outcome"] == "nothing"
+    assert f"warning: no ledger has them, but {KERNEL}, {A} hold what bundle makes" in ran.err
+    assert "sm120patch adopt bundle" in ran.err and "sm120patch revert bundle" in ran.err
+    assert place.facts() == patched
+
+
+def test_revert_all_names_the_store_that_is_left_of_a_lost_ledger(place: Place) -> None:
+    place.stage("one")
+    lose_ledger(place, "deleted")
+    ran = place.run("revert", "--all")
+    assert f"{A} hold what one makes" in ran.err and "recover --lost-ledger" in ran.err
+    assert place.done("recover", "--lost-ledger")["restored"] == [A]
+    assert "warning" not in place.run("revert", "--all").err
+
+
+def test_an_edit_that_no_set_makes_is_no_reason_to_warn(place: Place) -> None:
+    place.write(A, "mine = True\n")
+    assert "warning" not in place.run("revert", "--all").err
 
 
 def test_a_ledger_of_a_newer_version_is_not_taken_for_lost(place: Place) -> None:
