@@ -12,6 +12,11 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
+def counted(number: int, thing: str) -> str:
+    """Number and thing, in the plural where there is not one: `1 set`, `2 sets`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def table(rows: Iterable[tuple[str, ...]]) -> str:
     """Align columns with two spaces between; the last column is not padded."""
     lines = [tuple(clean(cell).replace("\n", "\\x0a") for cell in row) for row in rows]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli import following
 from sm120patch.cli.options import (
     environment_options,
     gpu_option,
@@ -85,7 +86,7 @@ def adopt(
             changing.guard_processes(site, None, allow=allow_running)
         command = shlex.join(["sm120patch", *sys.argv[1:]])[:500]
         adopting.adopt(site, adoption, command=command)
-    output.data(adoption_dict(adoption, dry_run), adoption_text(adoption, dry_run))
+    output.data(adoption_dict(adoption, dry_run), adoption_text(adoption, dry_run, output.given))
     return ExitCode.OK
 
 
@@ -101,8 +102,8 @@ def adoption_dict(adoption: Adoption, dry_run: bool) -> dict[str, object]:
     }
 
 
-def adoption_text(adoption: Adoption, dry_run: bool) -> str:
-    """What is or would be taken over, for people."""
+def adoption_text(adoption: Adoption, dry_run: bool, given: following.Given = ()) -> str:
+    """What is or would be taken over, for people; `given` goes into the command to run next."""
     plan = adoption.plan
     names = ", ".join(record.id for record in plan.add)
     lines = [f"{'would adopt' if dry_run else 'adopted'}: {names}"]
@@ -112,7 +113,8 @@ def adoption_text(adoption: Adoption, dry_run: bool) -> str:
         lines.append(f"  {step.path}: {how}; upstream's content from {where}")
     if not dry_run:
         lines.append("staged, NOT verified: this does not count as applied")
-        lines.append(f"next: sm120patch verify {' '.join(plan.requested)}")
+        verify = f"sm120patch verify {' '.join(plan.requested)}"
+        lines.append(f"next: {following.command(verify, given)}")
     return "\n".join(lines)
 
 

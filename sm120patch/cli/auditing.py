@@ -116,7 +116,7 @@ def audit(
         {**vars(done.fix), "done": not done.problem, "problem": done.problem} for done in fixes
     ]
     result["written"] = [str(path) for path in written]
-    output.data(result, report_text(report), code)
+    output.data(result, report_text(report, output.given), code)
     return code
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sm120patch.audit.findings import EnvironmentReport, HostReport, PackageReport, SetReport
-from sm120patch.plaintext import table
+from sm120patch.cli import following
+from sm120patch.plaintext import counted, table
 
 
-def report_text(report: HostReport) -> str:
-    """Return one section for each environment that holds a target, then what else there is."""
+def report_text(report: HostReport, given: following.Given = ()) -> str:
+    """Return one section for each environment that holds a target, then what else there is.
+
+    `given` goes into the commands to run next.
+    """
     shown = [e for e in report.environments if e.packages or e.findings]
-    parts = [part for environment in shown for part in (_environment(environment, report), "")]
+    parts = [
+        part for environment in shown for part in (_environment(environment, report, given), "")
+    ]
     others = len(report.environments) - len(shown)
     if report.findings:
         rows = [(f.kind.value, f.path, f.detail) for f in report.findings]
@@ -23,7 +29,7 @@ def report_text(report: HostReport) -> str:
     return "\n".join(parts)
 
 
-def _environment(environment: EnvironmentReport, report: HostReport) -> str:
+def _environment(environment: EnvironmentReport, report: HostReport, given: following.Given) -> str:
     python = f", Python {environment.python}" if environment.python else ""
     names = f"; also {', '.join(environment.names)}" if environment.names else ""
     lines = [f"{environment.prefix} ({environment.kind}{python}{names})"]
@@ -37,7 +43,8 @@ def _environment(environment: EnvironmentReport, report: HostReport) -> str:
     # Commands are for environments of this host; an image is patched where it runs.
     told = environment.findings if report.root == "/" else ()
     hints = dict.fromkeys(f.hint for f in told if f.hint.startswith("sm120patch"))
-    lines += [f"  next: {hint} --env {environment.prefix}" for hint in hints]
+    full = [following.command(f"{hint} --env {environment.prefix}", given) for hint in hints]
+    lines += [f"  next: {line}" for line in full]
     return "\n".join(lines)
 
 
@@ -65,8 +72,8 @@ def _verified(entry: SetReport) -> str:
 def _sum(report: HostReport) -> str:
     count = sum(1 for _ in report.all_findings)
     environments = len(report.environments)
-    what = f"{environments} environment{'' if environments == 1 else 's'}"
-    return f"{what}: {f'{count} findings' if count else 'no findings'}"
+    found = counted(count, "finding") if count else "no findings"
+    return f"{counted(environments, 'environment')}: {found}"
 
 
 def _indented(text: str) -> str:

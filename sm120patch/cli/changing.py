@@ -412,7 +412,7 @@ def _report(output: Output, site: Site, change: Change) -> int:
     status = inspecting.status(site)
     concerned = [s for s in status.sets if s.id in change.plan.states]
     code = exit_code(change)
-    output.data(change_dict(change, concerned), change_text(change, concerned), code)
+    output.data(change_dict(change, concerned), change_text(change, concerned, output.given), code)
     return code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch import __version__
-from sm120patch.cli import quick
+from sm120patch.cli import following, quick
 from sm120patch.cli.output import Output, silence
 from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
@@ -38,8 +38,8 @@ COMMANDS = {
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    output = Output()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    output = Output(given=following.given(words))
     try:
         code = quick.run(words, output)
         if code is None:

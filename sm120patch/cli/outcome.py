@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sm120patch.cli import following
 from sm120patch.errors import ExitCode
 from sm120patch.evidence import Event
 from sm120patch.model import State
@@ -70,9 +71,12 @@ def change_dict(change: Change, statuses: Sequence[SetStatus]) -> dict[str, obje
     }
 
 
-def change_text(change: Change, statuses: Sequence[SetStatus]) -> str:
-    """Return the result for people: what holds now, and what to do next."""
-    lines = [table(status_rows(statuses)), *_summary(change), *_compiled(change)]
+def change_text(change: Change, statuses: Sequence[SetStatus], given: following.Given = ()) -> str:
+    """Return the result for people: what holds now, and what to do next.
+
+    `statuses` is what was read back; `given` goes into the command to run next.
+    """
+    lines = [table(status_rows(statuses)), *_summary(change, statuses, given), *_compiled(change)]
     launch = launch_text(change.plan.launch)
     if change.verified is not None and change.verified.restart_problem:
         lines.append(f"the server was NOT restarted: {change.verified.restart_problem}")
@@ -106,7 +110,7 @@ def _kept(change: Change) -> bool:
     return change.outcome in ("applied", "verified", "staged")
 
 
-def _summary(change: Change) -> list[str]:
+def _summary(change: Change, statuses: Sequence[SetStatus], given: following.Given) -> list[str]:
     names = ", ".join(change.plan.requested)
     verified = change.verified
     if change.outcome == "compiled":
@@ -124,10 +128,21 @@ def _summary(change: Change) -> list[str]:
         return [f"rejected ({verified.outcome.verdict}): every file holds its content from before"]
     if change.outcome != "staged":
         return []
-    lines = ["staged, NOT verified: this does not count as applied"]
     if verified is None:
-        return [*lines, f"next: sm120patch verify {' '.join(change.plan.requested)}"]
+        return _staged(change, statuses, given)
+    lines = ["staged, NOT verified: this does not count as applied"]
     if not verified.confirmed:
         return [*lines, "the GPU is unknown, so a pass cannot count: name it with --gpu 12.0"]
     advice = verified.outcome.decision.advice
     return [*lines, f"{verified.outcome.verdict}: {advice or 'measure again'}"]
+
+
+def _staged(change: Change, statuses: Sequence[SetStatus], given: following.Given) -> list[str]:
+    """What was put there without a measurement may have been measured before."""
+    owed = [s.id for s in statuses if s.state not in (State.APPLIED, State.UPSTREAM)]
+    if statuses and not owed:
+        return ["on disk, not measured again: there is evidence for exactly this content"]
+    named = [name for name in change.plan.requested if name in owed] or owed
+    verify = following.command(f"sm120patch verify {' '.join(named)}", given)
+    some = "" if len(owed) == len(statuses) else f" ({', '.join(owed)})"
+    return [f"staged, NOT verified{some}: this does not count as applied", f"next: {verify}"]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from sm120patch.cli import following
 from sm120patch.errors import ExitCode, HostError, Sm120PatchError
 from sm120patch.plaintext import clean
 
@@ -20,10 +21,14 @@ UNWRITTEN = "output"
 
 @dataclass
 class Output:
-    """How one command speaks; `command` names it in the envelope."""
+    """How one command speaks; `command` names it in the envelope.
+
+    `given` are the options that commands to be run next must repeat.
+    """
 
     as_json: bool = False
     command: str = ""
+    given: following.Given = ()
 
     def data(self, result: Mapping[str, object], text: str, code: ExitCode = ExitCode.OK) -> None:
         """Print the result: the envelope with `--output json`, else `text`."""
@@ -33,13 +38,14 @@ class Output:
             _write(clean(text).rstrip("\n") + "\n")
 
     def error(self, error: Sm120PatchError) -> None:
-        """Print an expected failure, with its hint."""
+        """Print an expected failure, with its hint; commands in it get the options given here."""
+        hint = error.hint and following.prose(error.hint, self.given)
         if self.as_json and error.code != UNWRITTEN:
-            self._envelope(None, error.exit_code, error)
+            self._envelope(None, error.exit_code, error, hint)
             return
         self.talk(f"error: {error.message}")
-        if error.hint:
-            self.talk(f"hint: {error.hint}")
+        if hint:
+            self.talk(f"hint: {hint}")
 
     def talk(self, text: str) -> None:
         """Say something to the person at the terminal; nothing fails because nobody listens."""
@@ -50,7 +56,11 @@ class Output:
             silence(sys.stderr)
 
     def _envelope(
-        self, result: Mapping[str, object] | None, code: ExitCode, error: Sm120PatchError | None
+        self,
+        result: Mapping[str, object] | None,
+        code: ExitCode,
+        error: Sm120PatchError | None,
+        hint: str | None = None,
     ) -> None:
         errors = []
         if error is not None:
@@ -58,7 +68,7 @@ class Output:
                 {
                     "code": error.code,
                     "message": error.message,
-                    "hint": error.hint,
+                    "hint": hint,
                     "details": dict(error.details),
                 }
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sm120patch.catalogue import Places
+from sm120patch.cli import following
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
@@ -23,8 +24,9 @@ def show_status(
     lines = [f"{result.prefix}  ({versions})", table(status_rows(result.sets))]
     if site.catalogue_fault is not None:
         output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
+    recover = following.command("sm120patch recover", output.given)
     if result.interrupted:
-        lines.append(f"interrupted: {result.interrupted!r}; run `sm120patch recover`")
+        lines.append(f"interrupted: {result.interrupted!r}; run `{recover}`")
     if result.under_way:
         lines.append(f"under way: {result.under_way}")
     code = ExitCode.RECOVERY_NEEDED if result.interrupted else ExitCode.OK

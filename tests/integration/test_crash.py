@@ -70,7 +70,9 @@ def test_apply_killed_before_and_after_the_point_of_no_return(tmp_path: Path, la
     interrupted = run("status", "--env", world.prefix, "--catalogue", world.catalogue)
     assert interrupted.code == 7 and "recover" in interrupted.out
     refused = run(*APPLY, *world.options)
-    assert refused.code == 7 and "hint: run `sm120patch recover`" in refused.err
+    assert (
+        refused.code == 7 and f"hint: run `sm120patch recover --env {world.prefix}" in refused.err
+    )
     assert run("recover", *world.options).code == 0
     assert world.content() == (after if label == "ledger commit" else world.old)
     assert world.litter() == []

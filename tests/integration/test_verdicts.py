@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import run
 from tests.support.serving import (
     BAD,
     FUSION,
@@ -248,9 +250,21 @@ def test_no_verify_only_stages_and_says_so(host: Host) -> None:
     done = host.text("apply", "fusion", "--no-verify")
     assert done.code == 0
     assert "NOT verified: this does not count as applied" in done.out
-    assert "sm120patch verify fusion" in done.out
+    (following,) = [line for line in done.out.splitlines() if line.startswith("next: ")]
+    assert following.startswith("next: sm120patch verify fusion --env ")
+    copied = run(*shlex.split(following)[2:], cwd=host.root)
+    assert copied.code == 2 and "there is no profile" in copied.err, "it found the set"
     assert host.states()["fusion"] == "staged"
     assert host.run("audit").code == 1
+
+
+def test_no_verify_of_a_content_with_evidence_does_not_call_it_unverified(host: Host) -> None:
+    assert_applied(host, apply(host, GOOD), "improved")
+    assert host.run("revert", "--all").code == 0
+    done = host.text("apply", "fusion", "--no-verify")
+    assert done.code == 0 and "applied (simulated)" in done.out
+    assert "NOT verified" not in done.out and "next:" not in done.out
+    assert "there is evidence for exactly this content" in done.out
 
 
 @pytest.mark.parametrize("command", ["verify", pytest.param("apply", marks=pytest.mark.slow)])
