@@ -79,7 +79,7 @@ def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
         ):
             sets.append(report)
             findings += found
-        for report, finding in judging.by_hand_sets(by_hand):
+        for report, finding in judging.by_hand_sets(by_hand, lost=disk.ledger_lost):
             sets.append(report)
             # What an open change has written is in no ledger yet: settle it first.
             busy_now = kept.holder or kept.journal is not None
@@ -171,7 +171,18 @@ def _disk(
         elsewhere=elsewhere,
         owner=owner,
         changing=_changing(kept),
+        ledger_lost=_is_lost(kept, comparisons),
     )
+
+
+def _is_lost(kept: Kept, comparisons: Mapping[str, Comparison]) -> bool:
+    """Tell whether a ledger is damaged, or gone while contents that it spoke of are left."""
+    if kept.damaged:
+        return True
+    if kept.ledger is not None or kept.journal is not None or kept.problem or kept.store is None:
+        return False
+    stored = kept.store.digests()
+    return any(d.found in stored for c in comparisons.values() for d in c.differences)
 
 
 def _changing(kept: Kept) -> dict[FileKey, frozenset[str]]:
@@ -231,6 +242,7 @@ def _problems(layout: Layout, comparisons: Mapping[str, Comparison], kept: Kept)
             found.append(Finding(Kind.UNKNOWN, copy.target, path, problem))
     if kept.problem:
         hint = "sm120patch recover" if "journal" in kept.problem else ""
+        hint = judging.LOST_LEDGER if kept.damaged else hint
         found.append(Finding(Kind.UNKNOWN, "-", "-", kept.problem, (), hint))
     if kept.holder:
         detail = f"a change is under way: {kept.holder}"

@@ -35,6 +35,7 @@ Here = Callable[[Evidence], bool]
 Contents = Callable[[FileKey], bytes | None]
 """Bytes of a file, on disk or as upstream shipped it, where they are at hand."""
 
+LOST_LEDGER = "sm120patch recover --lost-ledger"
 _STATES = {
     "changed": FileState.FOREIGN,
     "missing": FileState.MISSING,
@@ -68,6 +69,8 @@ class Disk:
     """Prefix of that environment."""
     changing: Mapping[FileKey, frozenset[str]] = field(default_factory=dict)
     """Files of the open journal -> sha256 of both contents that the change knows."""
+    ledger_lost: bool = False
+    """There was a ledger that would tell which of the known contents were written here."""
 
 
 def judge_files(
@@ -172,7 +175,7 @@ def _unowned(
         in_it = byhand.labels_in(catalogue, disk.versions, key, found, shipped)
     if in_it:
         labels[key] = in_it
-        return _by_hand(key, difference, found, in_it)
+        return _by_hand(key, disk, found, in_it)
     if difference is None:
         return _not_as_published(key, found, disk)
     state = _STATES[difference.kind]
@@ -199,10 +202,11 @@ def _not_as_published(key: FileKey, found: str | None, disk: Disk) -> Judged:
     return report, Finding(Kind.RECORD, *key, detail)
 
 
-def _by_hand(
-    key: FileKey, difference: Difference | None, found: str | None, labels: tuple[str, ...]
-) -> Judged:
+def _by_hand(key: FileKey, disk: Disk, found: str | None, labels: tuple[str, ...]) -> Judged:
+    difference = disk.differences.get(key)
     known = _known(key, found) or f"{' + '.join(labels)} applied by hand"
+    if disk.ledger_lost:
+        known = f"{' + '.join(labels)}; the ledger that would tell who applied it is lost"
     expected = difference.expected if difference else None
     sets = _sets_of(labels)
     report = FileReport(*key, FileState.BY_HAND, found, expected, labels, known)
@@ -255,15 +259,23 @@ def _sets_of(changes: Sequence[str]) -> tuple[str, ...]:
 # --- sets --------------------------------------------------------------------------------------
 
 
-def by_hand_sets(found: Sequence[ByHand]) -> Iterator[tuple[SetReport, Finding]]:
-    """Say which sets were made by hand, and what is lacking."""
+def by_hand_sets(
+    found: Sequence[ByHand], *, lost: bool = False
+) -> Iterator[tuple[SetReport, Finding]]:
+    """Say which sets are there without a ledger that has them, and what is lacking.
+
+    `lost`: there was a ledger, so they need not have been made by hand.
+    """
     for entry in found:
-        report = SetReport(
-            entry.id, "by-hand", "by-hand", False, str(entry),
-            present=entry.present, lacking=entry.lacking,
-        )  # fmt: skip
+        said, label = str(entry), "by-hand"
         hint = f"sm120patch adopt {entry.id}" + ("" if entry.complete else " --complete")
-        yield report, Finding(Kind.BY_HAND, "-", entry.id, str(entry), (entry.id,), hint)
+        if lost:
+            said = f"{entry.id} is on disk; the ledger that would tell who applied it is lost"
+            label, hint = "ledger lost", LOST_LEDGER
+        report = SetReport(
+            entry.id, "by-hand", label, False, said, present=entry.present, lacking=entry.lacking
+        )
+        yield report, Finding(Kind.BY_HAND, "-", entry.id, said, (entry.id,), hint)
 
 
 def ledger_sets(

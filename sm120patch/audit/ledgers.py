@@ -38,6 +38,8 @@ class Kept:
     """Command that is changing the environment right now."""
     problem: str = ""
     """Why ledger or journal cannot be read."""
+    damaged: bool = False
+    """There is a ledger, and it is damaged: only `recover --lost-ledger` leads on."""
     store: Store | None = None
     """Contents by digest; None for another root."""
 
@@ -48,7 +50,7 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
     with contextlib.ExitStack() as stack:
         state = _state(tree, prefix, stack)
         journal, problem = _journal(state)
-        ledger, history = None, History()
+        ledger, history, damaged = None, History(), False
         try:
             if state.ledger.exists():
                 from sm120patch.ledger import read_ledger
@@ -57,11 +59,12 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
                 history = History() if ledger is None else ledger.history()
         except Sm120PatchError as error:
             ledger, problem = None, error.message
+            damaged = error.code == "ledger-damaged"
         except OSError as error:
             ledger, problem = None, f"cannot read {state.ledger}: {error.strerror}"
         holder = state.holder() if tree.is_host else None
         store = Store(state) if tree.is_host else None
-        yield Kept(ledger, history, journal, holder, problem, store)
+        yield Kept(ledger, history, journal, holder, problem, damaged, store)
 
 
 def caught_up(tree: Tree, prefix: str, kept: Kept) -> Kept:

@@ -464,5 +464,6 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
         # A read-only environment in which nothing was interrupted needs nothing.
         if site.journal() is not None or not site.state.path.is_dir():
             raise
+        site.history()  # A ledger that cannot be read is something: its error names the way out.
         return None
     return result

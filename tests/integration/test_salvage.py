@@ -99,6 +99,30 @@ def test_an_edit_that_no_set_makes_is_no_reason_to_warn(place: Place) -> None:
     assert "warning" not in place.run("revert", "--all").err
 
 
+@pytest.mark.parametrize("how", ["garbage", "deleted"])
+def test_the_audit_blames_no_hand_for_what_a_lost_ledger_knew(place: Place, how: str) -> None:
+    place.stage("bundle")
+    lose_ledger(place, how)
+    audit = place.run("audit").result
+    found = [f for f in audit["findings"] if f["kind"] != "unverified"]
+    assert {A, KERNEL, "bundle"} <= {f["path"] for f in found}, found
+    assert "applied by hand" not in str(found), found
+    (hint,) = {f["hint"] for f in found if f["hint"]}
+    assert hint == "sm120patch recover --lost-ledger"
+    (entry,) = audit["environments"][0]["sets"]
+    assert (entry["id"], entry["label"], entry["counts"]) == ("bundle", "ledger lost", False)
+
+
+def test_recover_does_not_call_a_damaged_ledger_nothing(place: Place) -> None:
+    place.stage("one")
+    lose_ledger(place, "garbage")
+    after = place.facts()
+    assert "recover --lost-ledger" in refused(place.run("recover"), 10, "damaged")["hint"]
+    assert place.facts() == after
+    assert place.done("recover", "--lost-ledger")["restored"] == [A]
+    assert place.done("recover")["outcome"] == "nothing"
+
+
 def test_a_ledger_of_a_newer_version_is_not_taken_for_lost(place: Place) -> None:
     place.stage("one")
     with sqlite3.connect(place.state / "ledger.sqlite3") as ledger:
