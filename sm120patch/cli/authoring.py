@@ -179,7 +179,7 @@ def lint(
     import datetime
 
     from sm120patch.operations import linting
-    from sm120patch.plaintext import table
+    from sm120patch.plaintext import counted, table
 
     done = linting.lint(
         catalogue,
@@ -193,7 +193,8 @@ def lint(
     rows += [("warning", r.set_id, r.message) for r in warnings]
     code = ExitCode.CATALOGUE if faults else ExitCode.OK
     tried = f" on {', '.join(done.releases)}" if done.releases else ""
-    summary = f"{len(done.names)} sets{tried}: {len(faults)} faults, {len(warnings)} warnings"
+    found = f"{counted(len(faults), 'fault')}, {counted(len(warnings), 'warning')}"
+    summary = f"{counted(len(done.names), 'set')}{tried}: {found}"
     output.data(
         {
             "sets": list(done.names),
@@ -282,7 +283,11 @@ def tune(
             shapes = [parse_shape(text) for text in layers]
         except ValueError as error:
             raise UsageError(str(error), hint="see `sm120patch tune --help`") from error
-        output.talk(f"measuring {len(shapes)} layers; the first run compiles FlashInfer's module")
+        from sm120patch.plaintext import counted
+
+        output.talk(
+            f"measuring {counted(len(shapes), 'layer')}; the first run compiles FlashInfer's module"
+        )
         found = tuning.measure(env, python, shapes, max_tokens, os.environ, timeout)
     done = tuning.keep(found, set_id, into, datetime.date.today().isoformat(), force=force)
     origin = f"FlashInfer {found.flashinfer} on {found.device}"

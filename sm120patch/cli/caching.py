@@ -102,7 +102,7 @@ def _pruning(
     failed: tuple[str, ...],
     done: bool,
 ) -> str:
-    from sm120patch.plaintext import table
+    from sm120patch.plaintext import counted, table
 
     for reason in failed:
         output.talk(f"error: {reason}")
@@ -111,7 +111,9 @@ def _pruning(
     rows = [_stored_row(item) for item in (gone if done else chosen)]
     total = sum(item.size for item in (gone if done else chosen))
     word = "deleted" if done else "may go"
-    return "\n".join(filter(None, [table(rows), f"{len(rows)} builds, {_bytes(total)} {word}"]))
+    return "\n".join(
+        filter(None, [table(rows), f"{counted(len(rows), 'build')}, {_bytes(total)} {word}"])
+    )
 
 
 def survey_dict(found: Survey) -> dict[str, object]:

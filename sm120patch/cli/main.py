@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sm120patch import __version__
 from sm120patch.cli import following, quick
-from sm120patch.cli.output import Output, silence
+from sm120patch.cli.output import Output, flushed, hold_closed_streams, silence, unwritten
 from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
 
@@ -44,7 +44,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = quick.run(words, output)
         if code is None:
             code = _parsed(words, output)
-        sys.stdout.flush()
+        if not flushed():
+            raise unwritten("it took only a part")
     except KeyboardInterrupt:
         return _interrupted(output)
     except Sm120PatchError as error:
@@ -54,8 +55,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         silence(sys.stdout)  # the reader has gone
         return int(ExitCode.OK)
     except Exception as error:
+        if isinstance(error, OSError) and _of_click(error):
+            output.error(unwritten(error.strerror))
+            return int(ExitCode.HOST)
         return _bug(output, error)
     return int(code)
+
+
+def _of_click(error: OSError) -> bool:
+    """True for what click could not print: its help and version go past `Output`."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals.get("__name__") == "click.utils"
 
 
 def _parsed(words: list[str], output: Output) -> int:
@@ -130,6 +142,7 @@ def _bug(output: Output, error: Exception) -> int:
 
 def main() -> None:
     """Console script."""
+    hold_closed_streams()
     raise_on_termination()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

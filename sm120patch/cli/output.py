@@ -49,11 +49,14 @@ class Output:
 
     def talk(self, text: str) -> None:
         """Say something to the person at the terminal; nothing fails because nobody listens."""
+        stream: TextIO | None = sys.stderr  # None where it was closed from the beginning
+        if stream is None:
+            return
         try:
-            sys.stderr.write(clean(text).rstrip("\n") + "\n")
-            sys.stderr.flush()
+            stream.write(clean(text).rstrip("\n") + "\n")
+            stream.flush()
         except OSError:
-            silence(sys.stderr)
+            silence(stream)
 
     def _envelope(
         self,
@@ -84,18 +87,56 @@ class Output:
 
 
 def _write(text: str) -> None:
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise unwritten("it is closed")
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
         raise  # the reader has seen enough
     except OSError as error:
-        silence(sys.stdout)
-        raise HostError(
-            f"the command has ended, but its result could not be printed: {error.strerror}",
-            code=UNWRITTEN,
-            hint="`sm120patch status` shows what holds now; standard output was full or closed",
-        ) from error
+        raise unwritten(error.strerror) from error
+
+
+def unwritten(why: str | None) -> HostError:
+    """Error for a result that standard output did not take; nothing more is written there."""
+    stream: TextIO | None = sys.stdout
+    if stream is not None:
+        silence(stream)
+    return HostError(
+        f"the command has ended, but its result could not be printed: {why}",
+        code=UNWRITTEN,
+        hint="`sm120patch status` shows what holds now; standard output was full or closed",
+    )
+
+
+def flushed() -> bool:
+    """True when standard output has taken all; a closed one has nothing to take.
+
+    Raises BrokenPipeError when its reader has gone.
+    """
+    stream: TextIO | None = sys.stdout
+    try:
+        if stream is not None:
+            stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def hold_closed_streams() -> None:
+    """Keep the numbers of closed standard streams from files that are opened later.
+
+    A child, or a message, would be written into a lock or a ledger.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def silence(stream: TextIO) -> None:

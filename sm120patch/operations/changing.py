@@ -431,7 +431,8 @@ def verification_plan(site: Site, sets: tuple[str, ...], capability: str | None)
                 f"{name} is not on disk in {site.environment.prefix}: nothing to verify",
                 hint=f"`sm120patch apply {name}` puts it there and verifies it",
             )
-    return planning.plan_request(site, Request("revert", sets, cascade=True), capability)
+    request = Request("revert", sets, cascade=True)
+    return planning.plan_request(site, request, capability, done="verified")
 
 
 def revert(site: Site, plan: Plan, *, command: str) -> Change:

@@ -68,11 +68,17 @@ def device_names() -> tuple[str, ...] | None:
 
 
 def plan_request(
-    site: Site, request: Request, capability: str | None, *, expect: str | None = None
+    site: Site,
+    request: Request,
+    capability: str | None,
+    *,
+    expect: str | None = None,
+    done: str | None = None,
 ) -> Plan:
     """Plan `request` against what is on disk now.
 
-    `expect` is the digest of an earlier plan: any other result is refused as stale.
+    `expect` is the digest of an earlier plan: any other result is refused as stale. `done` is
+    what was asked for, in a refusal, where the plan is only a means to it: `verified`.
     """
     for name in request.sets:
         if request.action == "apply" or name not in site.history().active:
@@ -84,7 +90,7 @@ def plan_request(
         site.catalogue, snapshot_for(site, history, request, capability), history, request
     )
     if isinstance(result, Refusal):
-        raise refused(request, result)
+        raise refused(request, result, done)
     if expect is not None and result.digest != expect:
         raise ConflictError(
             f"the plan is stale: expected {expect}, today's plan is {result.digest}",
@@ -95,10 +101,10 @@ def plan_request(
     return result
 
 
-def refused(request: Request, refusal: Refusal) -> Sm120PatchError:
-    """Return the error that says why there is no plan."""
+def refused(request: Request, refusal: Refusal, done: str | None = None) -> Sm120PatchError:
+    """Return the error that says why there is no plan; `done` as for `plan_request`."""
     names = ", ".join(request.sets) or "the request"
-    verb = "applied" if request.action == "apply" else "reverted"
+    verb = done or ("applied" if request.action == "apply" else "reverted")
     message = f"{names} cannot be {verb} here:\n" + "\n".join(f"  - {r}" for r in refusal.reasons)
     details = {"reasons": list(refusal.reasons)}
     if refusal.kind == "usage":

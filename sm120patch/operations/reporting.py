@@ -28,10 +28,10 @@ def find_subject(site: Site, wanted: str | None) -> Subject:
     """
     with read_ledger(site.state.ledger) as ledger:
         found = None if ledger is None else _find(ledger, wanted)
+        event = None if ledger is None or found else _event(ledger, wanted)
     if found is None:
-        asked = "" if wanted is None else f" for {wanted}"
         raise UsageError(
-            f"nothing was measured{asked} in {site.environment.prefix}",
+            _nothing(wanted, event, str(site.environment.prefix)),
             hint="`sm120patch history` lists the events with their numbers",
             code="no-evidence",
         )
@@ -49,6 +49,20 @@ def _find(ledger: Ledger, wanted: str | None) -> tuple[Event, Evidence] | None:
         if evidence is not None:
             return event, evidence
     return None
+
+
+def _event(ledger: Ledger, wanted: str | None) -> Event | None:
+    return next((event for event in ledger.events() if str(event.id) == wanted), None)
+
+
+def _nothing(wanted: str | None, event: Event | None, prefix: str) -> str:
+    """Say what is missing: the event, or a measurement of it."""
+    if wanted is None or not wanted.isdecimal():
+        asked = "" if wanted is None else f" for {wanted}"
+        return f"nothing was measured{asked} in {prefix}"
+    if event is None:
+        return f"there is no event {wanted} in the history of {prefix}"
+    return f"event {wanted} in the history of {prefix} ({event.kind}) measured nothing"
 
 
 def _changed(event: Event, store: Store) -> Iterator[Changed]:

@@ -1,0 +1,86 @@
+"""What people are told where nothing was wrong with the tool: streams, hints, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm120patch.plaintext import counted
+from tests.support.catalogue import A
+from tests.support.command import run
+from tests.support.environments import create_venv
+from tests.support.place import A_WITH_ONE, Place, refused
+
+
+def shell(redirection: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `sm120patch WORDS` with a redirection of its standard streams."""
+    line = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "sm120patch"]
+    return subprocess.run(
+        [*line, *words], stderr=subprocess.PIPE, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_closed_standard_output_is_no_bug(place: Place, form: str) -> None:
+    done = shell(">&-", "status", *place.options[:-1], form)
+    assert done.returncode == 10 and "could not be printed: it is closed" in done.stderr
+    assert f"`sm120patch status --env {place.prefix}" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [("--help",), ("status", "--help"), ("--version",)])
+def test_help_that_finds_no_room_is_no_bug(words: tuple[str, ...]) -> None:
+    done = shell(">/dev/full", *words)
+    assert done.returncode == 10, done.stderr
+    assert done.stderr.startswith("error: the command has ended, but its result could not be")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_closed_streams_are_not_given_to_files_that_are_opened_later(place: Place) -> None:
+    done = shell(">&- 2>&-", "apply", "one", "--no-verify", "--allow-running", *place.options)
+    assert done.returncode == 10 and place.states()["one"] == "staged"
+    assert place.changed() == {A} and place.litter() == []
+
+
+def test_a_report_says_whether_the_event_or_its_measurement_is_missing(place: Place) -> None:
+    place.stage("one")
+    refused(place.run("report", "99"), 2, "there is no event 99 in the history")
+    refused(place.run("report", "1"), 2, "event 1 in the history", "measured nothing")
+    refused(place.run("report", "one"), 2, "nothing was measured for one")
+
+
+def test_a_drifted_set_cannot_be_verified_and_is_told_so(place: Place, tmp_path: Path) -> None:
+    place.stage("one")
+    place.write(A, A_WITH_ONE + "mine = True\n")
+    profile = tmp_path / "profile.toml"
+    profile.write_text('[server]\ncommand = ["{python}", "{set_args}"]\n')
+    error = refused(place.run("verify", "one", "--profile", profile), 5, "cannot be verified here")
+    assert "reverted" not in error["message"]
+    assert f"`sm120patch audit --env {place.prefix} --catalogue {place.catalogue}`" in error["hint"]
+
+
+def test_status_says_what_to_do_about_an_edit_by_hand(place: Place) -> None:
+    options = place.options[:-2]
+    assert "hint:" not in run("status", *options).out
+    place.write(A, "line_1 = 'mine'\n")
+    done = run("status", *options)
+    assert done.code == 0 and "drifted" in done.out
+    for command in ("audit", "adopt SET"):
+        assert f"hint: `sm120patch {command} {' '.join(options)}`" in done.out
+
+
+def test_status_of_an_environment_without_packages_says_so(tmp_path: Path) -> None:
+    create_venv(tmp_path / "env")
+    done = run("status", "--env", tmp_path / "env")
+    assert done.code == 0
+    first, second, *rest = done.out.splitlines()
+    assert first == f"{tmp_path / 'env'}: has neither flashinfer-python nor sglang"
+    assert "wrong environment" in second and rest == []
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 sets"), (1, "1 set"), (2, "2 sets")])
+def test_one_thing_is_not_told_in_the_plural(number: int, words: str) -> None:
+    assert counted(number, "set") == words
