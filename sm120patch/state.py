@@ -1,7 +1,9 @@
 """Decide the state of every set from the ledger, the disk and the evidence. Pure.
 
 Order of precedence: interrupted > lost > drifted > upstream > not-applicable > what the ledger
-says. A set counts as applied only through evidence for exactly the content on disk, on this host.
+says; where a package holds some of our contents still, or foreign ones, it was not lost as a whole:
+that is drifted. A set counts as applied only through evidence for exactly the content on disk, on
+this host.
 """
 
 from __future__ import annotations
@@ -89,14 +91,17 @@ def disk_state(owned: OwnedFile, fact: DiskFact) -> tuple[State | None, str]:
     return State.DRIFTED, f"{owned.path} was edited by something else{known}"
 
 
-def _combined(findings: Sequence[tuple[State | None, str]]) -> tuple[State | None, str]:
-    bad = [(state, reason) for state, reason in findings if state is not None]
+def _combined(
+    owned: Sequence[OwnedFile], facts: Mapping[FileKey, DiskFact]
+) -> tuple[State | None, str]:
+    findings = [(f.target, *disk_state(f, facts[f.target, f.path])) for f in owned]
+    bad = {target for target, state, _reason in findings if state is not None}
     if not bad:
         return None, ""
-    reasons = "; ".join(dict.fromkeys(reason for _state, reason in bad))
-    if len(bad) == len(findings) and all(state is State.LOST for state, _ in bad):
+    reasons = "; ".join(dict.fromkeys(r for _target, state, r in findings if state is not None))
+    # An installer replaces whole packages; what it leaves of the others is still ours.
+    if all(state is State.LOST for target, state, _ in findings if target in bad):
         return State.LOST, reasons
-    # Some files kept, some lost: nobody's content is complete.
     return State.DRIFTED, reasons
 
 
@@ -158,7 +163,7 @@ def active_status(
     """State of a set that the ledger says is on disk."""
     record = history.active[set_id]
     owned = files_of(history, closure)
-    state, reason = _combined([disk_state(f, facts[f.target, f.path]) for f in owned])
+    state, reason = _combined(owned, facts)
     evidence = None
     if interrupted:
         state, reason = State.INTERRUPTED, "a change is under way, or was interrupted"

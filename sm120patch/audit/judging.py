@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sm120patch import fingerprints
@@ -20,7 +20,7 @@ from sm120patch.catalogue import Catalogue, satisfied
 from sm120patch.environment.records import Difference
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, State
-from sm120patch.plan import ActiveSet, History, OwnedFile
+from sm120patch.plan import ActiveSet, History, OwnedFile, Role
 from sm120patch.state import (
     DiskFact,
     EvidenceBook,
@@ -86,7 +86,7 @@ def judge_files(
         if _is_changing(key, disk):
             found = _changing(key, disk)
         elif owned is not None:
-            found = _owned(key, owned, disk)
+            found = _owned(key, owned, disk, lambda sets: asked_for(sets, history, catalogue))
         elif key in disk.elsewhere:
             found = _claimed(key, disk.elsewhere[key], disk)
         else:
@@ -124,7 +124,27 @@ def _changing(key: FileKey, disk: Disk) -> Judged:
     return FileReport(*key, state, _held(key, disk), difference.expected, (), said), None
 
 
-def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
+def asked_for(sets: Iterable[str], history: History, catalogue: Catalogue) -> tuple[str, ...]:
+    """Sets that somebody asked for and that bring the given ones; those themselves without any.
+
+    A command for these covers what they bring.
+    """
+    found: dict[str, None] = {}
+    asked = [n for n, s in history.active.items() if s.role is Role.REQUESTED]
+    brings = {n: catalogue.closure([n]) for n in asked if n in catalogue.ids}
+    for name in sets:
+        over = [n for n, members in brings.items() if name in members]
+        widest = [n for n in over if not any(n in brings[o] for o in over if o != n)]
+        found.update(dict.fromkeys(widest or [name]))
+    return tuple(found)
+
+
+def _owned(
+    key: FileKey,
+    owned: OwnedFile,
+    disk: Disk,
+    asked: Callable[[tuple[str, ...]], tuple[str, ...]],
+) -> Judged:
     difference, found = disk.differences.get(key), _held(key, disk)
     version = disk.versions.get(key[0])
     if difference is None and owned.pristine_sha256 != ABSENT:
@@ -146,7 +166,7 @@ def _owned(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
     kind = Kind.LOST if state is State.LOST else Kind.DRIFTED
     report = FileReport(*key, file_state, found, shipped, owned.changes, known)
     sets = _sets_of(owned.changes)
-    hint = f"sm120patch apply {' '.join(sets)}" if state is State.LOST else ""
+    hint = f"sm120patch apply {' '.join(asked(sets))}" if state is State.LOST else ""
     return report, Finding(kind, *key, reason, sets, hint)
 
 
@@ -290,15 +310,30 @@ def ledger_sets(
     facts = {key: _fact(key, owned, disk) for key, owned in history.files.items()}
     book = EvidenceBook(lookup, here)
     anywhere = EvidenceBook(lookup, lambda _evidence: True)
-    for name, record in history.active.items():
+    pairs: list[tuple[SetStatus, SetStatus]] = []
+    for name in history.active:
         known = name in catalogue.ids
         closure = catalogue.closure([name]) if known else tuple(history.active)
         found = active_status(name, history, closure, facts, book, disk.versions, name in busy)
         other = active_status(name, history, closure, facts, anywhere, disk.versions, name in busy)
         if name in busy:
             found = replace(found, reason=busy[name])
+        pairs.append((found, other))
+    states = {found.id: found.state for found, _other in pairs}
+    for found, other in pairs:
         report = _set_report(found, other.evidence, here)
-        yield report, _set_findings(found, report, catalogue, record)
+        hint = _next_for(asked_for((found.id,), history, catalogue), states)
+        yield report, _set_findings(found, report, catalogue, history.active[found.id], hint)
+
+
+def _next_for(asked: Sequence[str], states: Mapping[str, State]) -> str:
+    """Command for a set that is not verified: what brings it must be whole before that."""
+    lost = [name for name in asked if states.get(name) is State.LOST]
+    if lost:
+        return f"sm120patch apply {' '.join(lost)}"
+    if any(states.get(name) is State.DRIFTED for name in asked):
+        return ""
+    return f"sm120patch verify {' '.join(asked)}"
 
 
 def _fact(key: FileKey, owned: OwnedFile, disk: Disk) -> DiskFact:
@@ -339,11 +374,10 @@ def _verification(evidence: Evidence, here: Here) -> Verification:
 
 
 def _set_findings(
-    status: SetStatus, report: SetReport, catalogue: Catalogue, record: ActiveSet
+    status: SetStatus, report: SetReport, catalogue: Catalogue, record: ActiveSet, hint: str
 ) -> list[Finding]:
     found = []
     name, sets = status.id, (status.id,)
-    hint = f"sm120patch verify {name}"
     if status.state is State.STAGED:
         reason, verified = status.reason, report.verification
         if verified is not None and verified.passed and not verified.here:

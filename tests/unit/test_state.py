@@ -182,6 +182,25 @@ def test_partly_lost_is_drifted_not_lost() -> None:
     assert status.state is State.DRIFTED
 
 
+def test_of_two_packages_one_reinstalled_makes_the_bundle_lost_unless_something_drifted() -> None:
+    other = OwnedFile(
+        "flashinfer-python", "f.py", "/site", "0.6", "pristine-f", 0o644, 1, "ours-f", ("one/x",)
+    )
+    past = history("one")
+    past = History(past.active, {**past.files, ("flashinfer-python", "f.py"): other})
+
+    def state(sha256: str) -> State:
+        facts = {
+            ("sglang", "sglang/a.py"): DiskFact("pristine", "0.5.9", "pristine"),
+            ("flashinfer-python", "f.py"): DiskFact(sha256, "0.6", "pristine-f"),
+        }
+        return active_status("one", past, ["one"], facts, book(), VERSIONS, interrupted=False).state
+
+    assert state("ours-f") is State.LOST
+    assert state("pristine-f") is State.LOST
+    assert state("foreign") is State.DRIFTED
+
+
 def test_content_digest_depends_on_files_and_versions() -> None:
     files = {("sglang", "a.py"): "1", ("flashinfer-python", "b.py"): "2"}
     reordered = dict(reversed(list(files.items())))
