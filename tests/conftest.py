@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("SM120PATCH_TEST_REAL_HOME", str(Path.home()))
+# A shell starts what it puts in the background with ^C ignored, and so would be all that we start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -222,7 +222,7 @@ def test_the_wall_clock_follows_the_time_scale(patched):
 def test_the_questions_are_answered_right(patched):
     examination = examine(Target(patched.url, virtual=True), "b1.probe")
     assert all(answer.passed for answer in examination.answers)
-    assert [bool(a.chosen) for a in examination.of("count")] == [True, True, False]
+    assert all(a.chosen for a in examination.of("count")), "beside others they are asked for too"
     assert min(a.prompt_tokens or 0 for a in examination.of("long-recall")) > LONG_CONTEXT
 
 
