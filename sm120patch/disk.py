@@ -55,26 +55,26 @@ def spot(root: str | Path, path: str) -> Iterator[Spot]:
     if fault(path):
         raise ConflictError(f"the path {path!r} does not stay below {root}")
     *parents, name = path.split("/")
-    current, shown = os.open(root, _DIRECTORY), Path(root)
+    # All stay open until the end: ^C between a close and what notes it would close another's.
+    opened, shown = [os.open(root, _DIRECTORY)], Path(root)
     try:
         for part in parents:
             shown = shown / part
-            current = _enter(current, part, shown)
-        yield Spot(current, name, shown / name)
+            opened.append(_enter(opened[-1], part, shown))
+        yield Spot(opened[-1], name, shown / name)
     finally:
-        os.close(current)
+        while opened:
+            os.close(opened.pop())
 
 
 def _enter(directory: int, part: str, shown: Path) -> int:
-    """Exchange an open directory for one inside it."""
+    """Open a directory inside an open one; a link is refused."""
     try:
-        inner = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(directory, part):
             raise linked(shown) from error
         raise
-    os.close(directory)
-    return inner
 
 
 def _is_link(directory: int, name: str) -> bool:

@@ -78,10 +78,20 @@ class StateDirectory:
         try:
             for directory in (self.path, self.path / "objects", self.logs):
                 make_directory(directory)
-            if not (self.path / "README").exists():
-                write_file(self.path / "README", _README.encode())
+            self._explain()
         except OSError as error:
             raise _unwritable(self.path, error) from error
+
+    def _explain(self) -> None:
+        """Write the README once; who takes the lock meanwhile sweeps what is half written away."""
+        for last in (False, False, True):
+            if (self.path / "README").exists():
+                return
+            try:
+                write_file(self.path / "README", _README.encode())
+            except FileNotFoundError:
+                if last:
+                    raise
 
     def holder(self) -> str | None:
         """Say which other command holds the lock now, None when nobody does."""

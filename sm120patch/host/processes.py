@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm120patch.environment import child
 from sm120patch.host import nvml
 from sm120patch.host.redaction import redact_arguments, redact_environment
 
@@ -308,6 +309,10 @@ def _mapping(maps: Iterable[str], places: Mapping[str, str]) -> str | None:
     return None
 
 
+_QUESTION = (child.__doc__ or "").partition("\n")[0]
+"""First line of the program that the environment's interpreter runs for us."""
+
+
 def _serving(pid: int, command: Sequence[str], maps: Iterable[str], prefix: Path) -> str | None:
     """Say that a process runs SGLang with the environment's Python.
 
@@ -315,6 +320,8 @@ def _serving(pid: int, command: Sequence[str], maps: Iterable[str], prefix: Path
     """
     if not any("sglang" in argument for argument in command):
         return None
+    if any(_QUESTION in argument for argument in command):
+        return None  # another command of ours asks the interpreter what it would import
     prefixes = tuple(f"{place}/" for place in (prefix.absolute(), os.path.realpath(prefix)))
     for path in (*_programs(pid, command), *_extensions(maps)):
         if path.startswith(prefixes):
