@@ -6,10 +6,12 @@ import importlib._bootstrap_external
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from sm120patch.caches import freshness
 from tests.support.catalogue import KERNEL, SOURCE, A, write_catalogue, write_environment
 from tests.support.command import Ran, run
 from tests.support.environments import tree_digest
@@ -70,9 +72,11 @@ class World:
         rule = f"rule cuda_compile\n  command = cat $in {header} > $out\n"
         text = f"{rule}build mod.so: cuda_compile {source} | {header}\n"
         (self.module / "build.ninja").write_text(text)
-        subprocess.run(
-            [self.ninja, "-C", self.module], check=True, stdout=subprocess.DEVNULL, timeout=60
-        )
+        # A patched header carries the next whole second: what is compiled before that is old.
+        time.sleep(max(0.0, header.stat().st_mtime - time.time()))
+        command = [self.ninja, "-C", self.module]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        assert freshness.fresh(self.module, [str(self.ninja)]), "ninja would compile it again"
 
     def compile_unchecked(self) -> None:
         """Leave bytecode that Python never compares with its source (PEP 552)."""
