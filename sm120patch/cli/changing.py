@@ -101,7 +101,7 @@ def apply(
     from sm120patch.verify.reporting import Silent
 
     demands = changing.Demands.of(goal, max_time)
-    site = open_site(env, python, catalogue=catalogue, ask_again=no_verify)
+    site = open_site(env, python, catalogue=catalogue)
     require_settled(site.state)
     chosen = None if no_verify else changing.find_profile(profile, site, Path.cwd())
     request = Request("apply", sets, selected)
@@ -234,7 +234,7 @@ def revert(
 
     if bool(sets) == everything:
         raise UsageError("name the sets to take off, or give --all", hint="see `sm120patch status`")
-    site = open_site(env, python, catalogue=catalogue, tolerant=everything, ask_again=True)
+    site = open_site(env, python, catalogue=catalogue, tolerant=everything)
     _note_fault(output, site)
     require_settled(site.state)
     names = tuple(site.history().active) if everything else sets

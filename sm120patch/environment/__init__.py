@@ -5,7 +5,7 @@ Reads disk only, except `writable`. Nothing of the target is imported into this 
 
 from __future__ import annotations
 
-from sm120patch.environment.asking import Interpreter
+from sm120patch.environment.asking import Question
 from sm120patch.environment.editable import Checkout, NoCheckout
 from sm120patch.environment.installation import (
     Environment,
@@ -23,8 +23,8 @@ __all__ = [
     "Difference",
     "Environment",
     "Installation",
-    "Interpreter",
     "NoCheckout",
+    "Question",
     "Record",
     "RecordTable",
     "discover",

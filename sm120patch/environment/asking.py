@@ -1,7 +1,7 @@
-"""A conversation with the target's interpreter: it says what it imports, then what files hold.
+"""Questions to the target's interpreter: what it imports, and what files hold.
 
-Starts one process and reads its answers; reads disk only. `subprocess` would do it as well and
-costs a tenth of what `status` takes to import.
+Starts one process a question and reads its answer; reads disk only. `subprocess` would do it as
+well and costs a tenth of what `status` takes to import.
 """
 
 from __future__ import annotations
@@ -24,39 +24,29 @@ PROBE_TIMEOUT = 60.0
 _BEGIN, _END = child.BEGIN.encode(), child.END.encode()
 
 
-class Interpreter:
-    """A running `child.py`. It ends by itself when it is closed, or when this process is gone."""
+class Question:
+    """A running `child.py`; the answer is asked for once, and other work can be done before.
+
+    It ends by itself when this process is gone.
+    """
 
     def __init__(
-        self, python: Path, packages: Sequence[str], timeout: float = PROBE_TIMEOUT
+        self,
+        python: Path,
+        packages: Sequence[str],
+        about: bytes = b"",
+        timeout: float = PROBE_TIMEOUT,
     ) -> None:
         """Start it, isolated, and do not wait. HostError when it cannot be run."""
         self._fds: tuple[int, ...] = ()
-        self._python, self._timeout = python, timeout
+        self._python, self._about, self._timeout = python, about, timeout
         self._deadline = time.monotonic() + timeout
         self._output, self._errors = b"", b""
-        self.pid, self._fds = _start(python, packages)
-        self._described: Mapping[str, Any] | None = None
+        self._pid, self._fds = _start(python, packages)
 
-    def described(self) -> Mapping[str, Any]:
-        """Return `child.describe`; HostError when there is no answer in time, or another one."""
-        if self._described is None:
-            self._described = self._answer()
-        return self._described
-
-    def inspected(
-        self, files: Sequence[tuple[str, str]], pycache_prefix: Path | None
-    ) -> Mapping[str, Any]:
-        """Ask about (import root, relative path) pairs, once; the conversation is over then.
-
-        `as_started` in the answer says whether an interpreter that starts now would start the
-        same: nothing that this one read then has changed since.
-        """
-        self.described()
-        program = Path(child.__file__).with_name("inspection.py").read_text(encoding="utf-8")
-        words = [program, str(pycache_prefix or ""), *(word for pair in files for word in pair)]
-        self._output, self._deadline = b"", time.monotonic() + self._timeout
-        self._send(os.fsencode("".join(f"{word}\0" for word in words)))
+    def answer(self) -> Mapping[str, Any]:
+        """Return what it says; HostError when there is no answer in time, or another one."""
+        self._send(self._about)
         answer = self._answer()
         self.close()
         return answer
@@ -81,7 +71,7 @@ class Interpreter:
         try:
             self._listen()
         except BaseException:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)
             self._end()
             raise
         text = self._output.rpartition(_BEGIN)[2].partition(_END)[0]
@@ -128,7 +118,7 @@ class Interpreter:
             if fd >= 0:
                 os.close(fd)
         self._fds = ()
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 def _start(python: Path, packages: Sequence[str]) -> tuple[int, tuple[int, ...]]:
@@ -164,13 +154,16 @@ def ask(
 ) -> Mapping[str, Any]:
     """Start an interpreter for one question: `child.describe`, with `files` what they hold too.
 
-    Raises HostError when it does not start, does not answer in time, or answers something else.
+    `files` are (import root, relative path) pairs. Raises HostError when it does not start, does
+    not answer in time, or answers something else.
     """
-    interpreter = Interpreter(python, packages, timeout)
+    about = b""
+    if files:
+        program = Path(child.__file__).with_name("inspection.py").read_text(encoding="utf-8")
+        words = [program, str(pycache_prefix or ""), *(word for pair in files for word in pair)]
+        about = os.fsencode("".join(f"{word}\0" for word in words))
+    question = Question(python, packages, about, timeout)
     try:
-        described = interpreter.described()
-        if not files:
-            return described
-        return {**described, **interpreter.inspected(files, pycache_prefix)}
+        return question.answer()
     finally:
-        interpreter.close()
+        question.close()

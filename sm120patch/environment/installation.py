@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm120patch.environment.asking import Interpreter
+from sm120patch.environment.asking import Question
 from sm120patch.environment.editable import Checkout, NoCheckout, dirty_files, find_checkout
 from sm120patch.environment.records import (
     Difference,
@@ -83,26 +83,21 @@ class Environment:
     """Target -> why there is no installation of it."""
 
 
-def start(python: Path) -> Interpreter:
+def start(python: Path) -> Question:
     """Start the environment's interpreter for `discover`; other work can be done meanwhile."""
-    return Interpreter(python, sorted(IMPORT_NAMES.values()))
+    return Question(python, sorted(IMPORT_NAMES.values()))
 
 
 def discover(
-    python: Path, environ: Mapping[str, str] | None = None, started: Interpreter | None = None
+    python: Path, environ: Mapping[str, str] | None = None, started: Question | None = None
 ) -> Environment:
     """Ask the interpreter what it would import, and read the metadata beside it.
 
     Isolated mode is used: PYTHONPATH, the user site and the working directory play no part.
-    `environ` is the environment of the serving user, for PYTHONPYCACHEPREFIX. `started` is kept
-    open; without it one is started and ends. Raises HostError.
+    `environ` is the environment of the serving user, for PYTHONPYCACHEPREFIX. `started` is
+    the question of `start`, without it one is asked. Raises HostError.
     """
-    interpreter = started or start(python)
-    try:
-        facts = interpreter.described()
-    finally:
-        if started is None:
-            interpreter.close()
+    facts = (started or start(python)).answer()
     pycache = (environ or {}).get("PYTHONPYCACHEPREFIX")
     path = tuple(Path(entry) for entry in facts["path"])
     installations: dict[str, Installation] = {}

@@ -12,9 +12,8 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from sm120patch.environment.asking import Interpreter, ask
+from sm120patch.environment.asking import ask
 from sm120patch.environment.editable import Checkout, blobs
 from sm120patch.environment.installation import Environment, Installation, locate_package
 from sm120patch.environment.records import safe_relative
@@ -165,17 +164,11 @@ def read_target(root: Path, path: str) -> tuple[bytes, os.stat_result] | Obstacl
         os.close(descriptor)
 
 
-def read_back(
-    environment: Environment,
-    expected: Mapping[tuple[str, str], str],
-    started: Interpreter | None = None,
-) -> list[str]:
+def read_back(environment: Environment, expected: Mapping[tuple[str, str], str]) -> list[str]:
     """Ask a fresh interpreter which files it would import and compare their sha256.
 
-    `expected` maps (target, path) to the sha256 that must be there. `started` is asked instead if
-    nothing that decides how an interpreter starts has changed since it did. Returns problems in
-    words: another copy is imported, other bytes, something wins over the file, stale bytecode
-    would run.
+    `expected` maps (target, path) to the sha256 that must be there. Returns problems in words:
+    another copy is imported, other bytes, something wins over the file, stale bytecode would run.
     """
     installations = environment.installations
     known = [key for key in expected if key[0] in installations]
@@ -184,7 +177,7 @@ def read_back(
     ]
     packages = sorted({installations[target].package for target, _ in known})
     files = [(str(installations[target].root), path) for target, path in known]
-    answer = _answer(environment, packages, files, started)
+    answer = ask(environment.python, packages, files, environment.pycache_prefix)
     for target in dict.fromkeys(target for target, _ in known):
         installation = installations[target]
         root = locate_package(answer["packages"][installation.package], installation.package)
@@ -207,19 +200,6 @@ def read_back(
         if facts.get("stale"):
             problems.append(f"{name}: cached bytecode {facts['stale']} holds other code")
     return problems
-
-
-def _answer(
-    environment: Environment,
-    packages: list[str],
-    files: list[tuple[str, str]],
-    started: Interpreter | None,
-) -> Mapping[str, Any]:
-    if started is not None:
-        answer = started.inspected(files, environment.pycache_prefix)
-        if answer["as_started"]:
-            return answer
-    return ask(environment.python, packages, files, environment.pycache_prefix)
 
 
 def writable(directory: Path) -> str | None:

@@ -57,15 +57,14 @@ def processes_using(
     roots: Sequence[Path],
     prefix: Path,
     cache_dirs: Iterable[Path] = (),
-    ours: Collection[int] = (),
 ) -> tuple[LiveProcess, ...]:
     """Name the processes that use an environment, its builds or a GPU, by pid.
 
     `roots` are package directories (`.../site-packages/sglang`), `prefix` the environment,
     `cache_dirs` JIT workspaces. Processes of other users are seen as far as /proc lets us. This
-    process, its ancestors and those of `ours` are left out.
+    process and its ancestors are left out.
     """
-    ignored = {*_ancestry(os.getpid()), *ours}
+    ignored = _ancestry(os.getpid())
     holders = _gpu_holders()
     places = {
         spelling: what

@@ -165,8 +165,7 @@ def guard_processes(site: Site, profile: Profile | None, *, allow: bool) -> list
         from sm120patch.operations import verifying
 
         homes |= set(verifying.homes_of(profile))
-    ours = [] if site.interpreter is None else [site.interpreter.pid]
-    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes), ours)
+    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
     expected = _expected_processes(profile)
     lines = [
         f"pid {p.pid}: {_short(p.cmdline) or '(unknown)'} ({p.why})"

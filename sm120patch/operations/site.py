@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, Places
-from sm120patch.environment import Environment, Interpreter, discover, locate, start
+from sm120patch.environment import Environment, discover, locate, start
 from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
@@ -30,8 +30,6 @@ class Site:
     state: StateDirectory
     catalogue_fault: CatalogueError | None = None
     """Why `catalogue` is empty, where a command can do without one."""
-    interpreter: Interpreter | None = None
-    """The environment's interpreter, if it is still there to be asked about files."""
 
     @property
     def store(self) -> Store:
@@ -60,13 +58,11 @@ def open_site(
     catalogue: Path | Places | None = None,
     environ: Mapping[str, str] | None = None,
     tolerant: bool = False,
-    ask_again: bool = False,
 ) -> Site:
     """Find the environment that `--env`, `--python` or the active environment names.
 
     `tolerant`: a broken catalogue is noted instead of raised. What is on disk can be looked at,
-    recovered and taken off with the ledger alone. `ask_again`: keep the environment's interpreter
-    for the questions after a change.
+    recovered and taken off with the ledger alone.
     """
     variables = os.environ if environ is None else environ
     interpreter = locate(env, python, variables)
@@ -78,18 +74,18 @@ def open_site(
         loaded = catalogues.load(catalogue)
     except CatalogueError as error:
         loaded = error
-    environment = discover(interpreter, variables, asked)
-    if not ask_again:
+    except BaseException:
         asked.close()
+        raise
+    environment = discover(interpreter, variables, asked)
     roots = [i.root / i.package for i in environment.installations.values()]
     refuse_strangers([environment.prefix, *roots], variables)
     state = StateDirectory.of(environment.prefix)
-    kept = asked if ask_again else None
     if isinstance(loaded, Catalogue):
-        return Site(environment, loaded, state, interpreter=kept)
+        return Site(environment, loaded, state)
     if not tolerant:
         raise loaded
-    return Site(environment, Catalogue({}), state, loaded, kept)
+    return Site(environment, Catalogue({}), state, loaded)
 
 
 def content_of(history: History, versions: Mapping[str, str]) -> str:

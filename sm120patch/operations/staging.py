@@ -15,7 +15,7 @@ from pathlib import Path
 from sm120patch import transaction
 from sm120patch.caches import switch
 from sm120patch.claims import sync_claims
-from sm120patch.environment import Interpreter, read_back
+from sm120patch.environment import read_back
 from sm120patch.errors import ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
@@ -160,14 +160,12 @@ def refuse_traps(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
         )
 
 
-def check_imports(
-    site: Site, expected: Mapping[tuple[str, str], str], started: Interpreter | None = None
-) -> None:
-    """Ask a fresh interpreter (or `started`, see `read_back`) what it imports from where.
+def check_imports(site: Site, expected: Mapping[tuple[str, str], str]) -> None:
+    """Ask a fresh interpreter what it imports from where.
 
     Raises OSError (hence a rollback) when it is not what was just written.
     """
-    problems = read_back(site.environment, expected, started)
+    problems = read_back(site.environment, expected)
     if problems:
         raise OSError(f"after the change, {site.environment.python} disagrees: {problems[0]}")
 
@@ -248,7 +246,7 @@ def execute(
 
     with transaction.begin(site.state, plan.files, chosen) as tx:
         tx.swap("b")
-        check_imports(site, expected_after(plan), site.interpreter)
+        check_imports(site, expected_after(plan))
         modules += compiled(result) if compiled else ()
         commit(tx, "b", write)
     return Recorded(numbers[0], result)
