@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("SM120PATCH_TEST_REAL_HOME", str(Path.home()))
 
-from tests.support.environments import install_fake, install_wheel  # noqa: E402
+from tests.support.environments import install_fake, install_wheel
 
 DOCUMENT = ROOT / "docs" / "audit-performance.md"
 PAIR = (("sglang", "0.5.23"), ("flashinfer-python", "0.7.2"))

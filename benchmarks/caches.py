@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("SM120PATCH_TEST_REAL_HOME", str(Path.home()))
 
-from sm120patch.caches import flashinfer as scanning  # noqa: E402
-from sm120patch.caches import freshness, shelf  # noqa: E402
-from sm120patch.caches.builds import PRISTINE  # noqa: E402
-from sm120patch.caches.flashinfer import ChangedFile  # noqa: E402
-from tests.support import jit  # noqa: E402
-from tests.support.real_flashinfer import PAGE, RealFlashInfer, write_catalogue  # noqa: E402
+from sm120patch.caches import flashinfer as scanning
+from sm120patch.caches import freshness, shelf
+from sm120patch.caches.builds import PRISTINE
+from sm120patch.caches.flashinfer import ChangedFile
+from tests.support import jit
+from tests.support.real_flashinfer import PAGE, RealFlashInfer, write_catalogue
 
 DOCUMENT = ROOT / "docs" / "caches.md"
 BEGIN, END = "<!-- benchmarks/caches.py -->\n", "<!-- end -->\n"

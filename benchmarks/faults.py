@@ -27,11 +27,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.catalogue import A_TEXT, B_TEXT, KERNEL, KERNEL_TEXT, A, B  # noqa: E402
-from tests.support.environments import create_venv, install_fake  # noqa: E402
-from tests.support.faults import seam as seams  # noqa: E402
-from tests.support.faults.matrix import Trial, outcomes  # noqa: E402
-from tests.support.faults.trials import FAULTS, TRIALS  # noqa: E402
+from tests.support.catalogue import A_TEXT, B_TEXT, KERNEL, KERNEL_TEXT, A, B
+from tests.support.environments import create_venv, install_fake
+from tests.support.faults import seam as seams
+from tests.support.faults.matrix import Trial, outcomes
+from tests.support.faults.trials import FAULTS, TRIALS
 
 DOCUMENT = ROOT / "benchmarks" / "faults.md"
 

@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.speed import growth, peers  # noqa: E402 - found through the line above
-from benchmarks.speed.measuring import Case, floor, measure, table  # noqa: E402
-from benchmarks.speed.trees import GPU, PAIR, SET, Trees  # noqa: E402
+from benchmarks.speed import growth, peers
+from benchmarks.speed.measuring import Case, floor, measure, table
+from benchmarks.speed.trees import GPU, PAIR, SET, Trees
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 UNKNOWN = "apply, unknown file"

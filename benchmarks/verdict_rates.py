@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sm120patch.model import EvidenceKind, Goal  # noqa: E402
-from sm120patch.verify import deciding, effect, stats  # noqa: E402
-from sm120patch.verify.commandline import Arm  # noqa: E402
-from sm120patch.verify.record import METRIC, Block, Record  # noqa: E402
-from sm120patch.verify.schedule import Schedule  # noqa: E402
-from sm120patch.verify.verdict import safety_of  # noqa: E402
+from sm120patch.model import EvidenceKind, Goal
+from sm120patch.verify import deciding, effect, stats
+from sm120patch.verify.commandline import Arm
+from sm120patch.verify.record import METRIC, Block, Record
+from sm120patch.verify.schedule import Schedule
+from sm120patch.verify.verdict import safety_of
 
 DOCUMENT = ROOT / "docs" / "verdicts.md"
 Floats = NDArray[np.float64]

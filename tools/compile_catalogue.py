@@ -22,9 +22,12 @@ def compile_all(root: Path) -> bytes:
     """Return the file for the manifests below `root`; CatalogueError for a broken one."""
     versions.learn((), {})  # nothing of what an old file says
     sets = []
+
+    def read(payload: str) -> bytes:
+        return (root / "patches" / payload).read_bytes()
+
     for path in sorted((root / "manifests").glob("*.toml")):
         text = path.read_bytes()
-        read = lambda payload: (root / "patches" / payload).read_bytes()  # noqa: E731
         sets.append((text, manifest.parse(text, path.name, read)))
     known = published.known(ROOT).values()
     return precompiled.write(sets, list(dict.fromkeys(v for listed in known for v in listed)))

@@ -17,7 +17,7 @@ def main() -> None:
     for path in paths:
         least = filled.index(min(filled))
         shares[least].append(path)
-        filled[least] += os.stat(path).st_size + 20_000  # noqa: PTH116
+        filled[least] += os.stat(path).st_size + 20_000  # noqa: PTH116 - as fast as can be: it is the limit
     for share in shares[1:]:
         if os.fork() == 0:
             hash_all(share)

@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("SM120PATCH_TEST_REAL_HOME", str(Path.home()))
 
-from tests.support.environments import real_environment  # noqa: E402 - it asks for the variable
+from tests.support.environments import real_environment
 
 PAIR = {"sglang": "0.5.9", "flashinfer-python": "0.6.3"}
 SET = "allreduce-fusion"

@@ -138,11 +138,11 @@ class Table:
             return default
         value = self._data[key]
         if kind is float and _is(value, int):
-            value = float(value)  # type: ignore[arg-type]
+            value = float(value)  # type: ignore[arg-type]  # an int, as just asked
         if not _is(value, kind):
             self.fault(key, f"expected {word}, found {value!r}")
             return default
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # of `kind`, as `_is` says
 
 
 def _is(value: object, kind: type) -> bool:

@@ -47,7 +47,7 @@ def header(place: CompilePlace) -> str:
 def test_an_apply_compiles_ahead_and_proves_the_change_from_ptx(place: CompilePlace) -> None:
     found = place.compile(*APPLY)
     assert found["module"] == "gated_comm" and found["arch"] == "120a"
-    gated, hopper = found["ptx"]  # type: ignore[misc]
+    gated, hopper = found["ptx"]
     assert (gated["before"], gated["after"], gated["same"]) == (0, 1, False)
     assert (hopper["before"], hopper["after"], hopper["same"]) == (1, 1, True)
     assert found["ahead_of_server"] is True and found["path"] == str(place.module)

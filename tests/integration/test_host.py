@@ -39,7 +39,7 @@ def running(*command: str | Path, **options: object) -> Iterator[subprocess.Pope
     """A child that has printed something, killed at the end."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options
-    ) as child:  # type: ignore[call-overload]
+    ) as child:
         assert child.stdout is not None and child.stdout.readline()
         try:
             yield child

@@ -95,14 +95,14 @@ def test_every_prompt_is_sent_once_and_counted():
     assert {headers["x-sm120patch-concurrency"] for headers, _ in generated} == {"2"}
     sampling = generated[0][1]["sampling_params"]
     assert sampling == {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
-    assert all(len(body["input_ids"]) == 4 for _, body in generated)  # type: ignore[arg-type]
+    assert all(len(body["input_ids"]) == 4 for _, body in generated)
 
 
 def test_prompts_depend_on_seed_workload_and_repeat_only():
     def prompts(**changes: object) -> set[str]:
         arguments: dict[str, object] = {"seed": 1, "tag": "b1.w", "repeat": 1, **changes}
         with serving(good) as (url, script):
-            measure(Target(url), WORK, **arguments)  # type: ignore[arg-type]
+            measure(Target(url), WORK, **arguments)
         return {str(body["input_ids"]) for path, _, body in script.asked if path == "/generate"}
 
     base = prompts()

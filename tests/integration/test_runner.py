@@ -58,7 +58,7 @@ class Recorder(Silent):
 def verify(tmp_path: Path, scenario: str, *, goal: Goal = Goal.NO_REGRESSION, blocks: int = 2,
            **profile: object) -> Outcome:  # fmt: skip
     swap = swapper(fake_environment(tmp_path))
-    chosen = simulated_profile(tmp_path, scenario, **profile)  # type: ignore[arg-type]
+    chosen = simulated_profile(tmp_path, scenario, **profile)
     try:
         outcome = run(chosen, duty(goal, blocks), swap)
     finally:
@@ -78,22 +78,22 @@ def test_improved(tmp_path):
     outcome = verify(tmp_path, "root-complex-2gpu")
     assert outcome.verdict == "improved" and outcome.passed and not outcome.rejected
     assert outcome.kind is EvidenceKind.SIMULATED
-    interval = outcome.summary["intervals"]["tiny"]  # type: ignore[index]
+    interval = outcome.summary["intervals"]["tiny"]
     assert interval["unit"] == "start" and 1 < interval["low"] < 1.05 < interval["high"] < 1.1
     assert outcome.summary["blocks_run"] == ["baseline", "patched", "patched", "baseline"]
     assert outcome.summary["order"] == 5 * outcome.summary["blocks_run"], "had it not been clear"
     assert outcome.summary["ended"] == "clear"
     looks = outcome.summary["looks"]
-    assert [look["pairs"] for look in looks] == [0, 1, 1, 2]  # type: ignore[index, attr-defined]
-    assert looks[-1]["intervals"] == outcome.summary["intervals"]  # type: ignore[index]
+    assert [look["pairs"] for look in looks] == [0, 1, 1, 2]
+    assert looks[-1]["intervals"] == outcome.summary["intervals"]
     assert interval["smallest_effect"] < 0.05 and interval["sure_low"] < interval["low"]
     assert outcome.summary["clock"] == "virtual" and outcome.summary["time_scale"] == 2000
     commands = outcome.summary["commands"]
     assert isinstance(commands, dict)
     assert FLAG in commands["patched"] and FLAG not in commands["baseline"]
     differences = outcome.summary["server_differences"]
-    assert differences["enable_flashinfer_allreduce_fusion"] == [False, True]  # type: ignore[index]
-    arm = outcome.summary["arms"]["patched"]  # type: ignore[index]
+    assert differences["enable_flashinfer_allreduce_fusion"] == [False, True]
+    arm = outcome.summary["arms"]["patched"]
     assert len(arm["blocks"]) == 2 and len(arm["blocks"][0]["workloads"]["tiny"]) == 3
     assert arm["workloads"]["tiny"]["completed"] == 8
     samples = arm["blocks"][1]["samples"]["tiny"]
@@ -116,7 +116,7 @@ def test_no_effect_does_not_satisfy_the_goal_speed(tmp_path):
 def test_regressed_by_a_little(tmp_path):
     outcome = verify(tmp_path, "slow-mild-regression")
     assert outcome.verdict == "regressed" and outcome.rejected
-    assert len(outcome.summary["blocks_run"]) == 4  # type: ignore[arg-type]
+    assert len(outcome.summary["blocks_run"]) == 4
 
 
 def test_a_collapse_ends_the_run_after_the_first_workload_of_the_patched_arm(tmp_path):
@@ -143,7 +143,7 @@ def test_inconclusive(tmp_path):
     assert outcome.summary["ended"] == "hopeless", "it is not measured to the end in vain"
     assert "more than 10 server starts an arm" in (outcome.decision.advice or "")
     assert "given up" in reasons(outcome)
-    assert len(outcome.summary["blocks_run"]) < len(outcome.summary["order"]) / 2  # type: ignore[arg-type]
+    assert len(outcome.summary["blocks_run"]) < len(outcome.summary["order"]) / 2
 
 
 def test_the_baseline_is_measured_against_itself_where_the_noise_is_unknown(tmp_path):
@@ -156,17 +156,17 @@ def test_the_baseline_is_measured_against_itself_where_the_noise_is_unknown(tmp_
     outcome = run(silent, duty(), swap)
     assert outcome.passed, reasons(outcome)
     run_ = outcome.summary["blocks_run"]
-    assert run_[:3] == ["baseline", "baseline", "patched"]  # type: ignore[index]
-    noise = outcome.summary["noise"]["tiny"]  # type: ignore[index]
+    assert run_[:3] == ["baseline", "baseline", "patched"]
+    noise = outcome.summary["noise"]["tiny"]
     assert noise["floor"] is None and noise["df"] >= 3
     assert noise["null_ratio"] == pytest.approx(1, abs=0.02)
     # What was recorded serves the next verification: it needs no null run.
     floor = Floor(noise["variance"] ** 0.5, noise["df"], "recorded")
     unknown = replace(silent, null_run=None)
     again = run(unknown, duty(), swap, floors={"tiny": floor})
-    assert again.passed and again.summary["noise"]["tiny"]["floor"]["source"] == "recorded"  # type: ignore[index]
-    assert again.summary["blocks_run"][:2] == ["baseline", "patched"]  # type: ignore[index]
-    assert len(again.summary["blocks_run"]) <= len(run_)  # type: ignore[arg-type]
+    assert again.passed and again.summary["noise"]["tiny"]["floor"]["source"] == "recorded"
+    assert again.summary["blocks_run"][:2] == ["baseline", "patched"]
+    assert len(again.summary["blocks_run"]) <= len(run_)
 
 
 def test_broken_by_garbage_at_high_speed(tmp_path):

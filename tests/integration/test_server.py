@@ -95,7 +95,7 @@ def started(profile: Profile, launch: Launch | None = None, **more: object) -> I
         "label": "1-patched",
         **more,
     }
-    with running(profile, command, **arguments) as server:  # type: ignore[arg-type]
+    with running(profile, command, **arguments) as server:
         yield server
 
 

@@ -45,12 +45,12 @@ def test_readings_are_summed_up_for_a_span() -> None:
         end = time.monotonic()
         summary = found.between(start, end)
         assert found.between(start - 100, start - 90)["source"] == "none"
-    first, second = summary["gpus"]  # type: ignore[misc]
+    first, second = summary["gpus"]
     assert first["power_w"] == {"mean": 250.0, "min": 250.0, "max": 250.0}
     assert first["throttled"] == {"power-cap": 1.0}
     assert second["power_w"] is None and second["throttled"] == {}
     series = summary["series"]
-    assert len(series["t"]) == len(series["power_w"][0]) == summary["readings"]  # type: ignore[index]
+    assert len(series["t"]) == len(series["power_w"][0]) == summary["readings"]
 
 
 def test_a_start_is_summed_up_in_words() -> None:
@@ -88,8 +88,8 @@ def test_a_long_series_is_thinned() -> None:
     summary = found.between(0, 1e9)
     assert summary["readings"] == 10_000
     series = summary["series"]
-    assert len(series["t"]) <= POINTS  # type: ignore[index]
-    assert summary["gpus"][0]["power_w"]["max"] == 9999.0  # type: ignore[index]
+    assert len(series["t"]) <= POINTS
+    assert summary["gpus"][0]["power_w"]["max"] == 9999.0
 
 
 def test_the_fields_of_a_reading_are_those_of_the_meter() -> None:
@@ -100,5 +100,5 @@ def test_a_simulated_host_declares_its_power() -> None:
     info = {"simulated": True, "gpus": [{"name": "X", "power_watts": 125.0}, "nonsense"]}
     found = declared(info)
     assert found is not None and found["source"] == "declared"
-    assert found["gpus"][0]["power_w"]["mean"] == 125.0  # type: ignore[index]
+    assert found["gpus"][0]["power_w"]["mean"] == 125.0
     assert declared({**info, "simulated": False}) is None

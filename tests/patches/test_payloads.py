@@ -393,10 +393,10 @@ def cuda_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for the modules that `SymmDeviceMemory.__init__` imports."""
     for name in ("flashinfer", "flashinfer.utils", "cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["flashinfer.utils"].has_cuda_cudart = lambda: False  # type: ignore[attr-defined]
+    sys.modules["flashinfer.utils"].has_cuda_cudart = lambda: False
     runtime = MagicMock()
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", runtime)
-    sys.modules["cuda.bindings"].runtime = runtime  # type: ignore[attr-defined]
+    sys.modules["cuda.bindings"].runtime = runtime
 
 
 def allocate(data: bytes, *, multicast: bool, enable: bool) -> tuple[Any, Any]:

@@ -109,9 +109,9 @@ def test_the_declared_counts_are_what_nvcc_makes_of_the_release(
         chosen, _ = catalogue.choose(change, {"flashinfer-python": flashinfer.version})
         if change.optional or getattr(chosen, "kind", PayloadKind.FILE) is PayloadKind.FILE:
             continue
-        file = flashinfer.site / chosen.path  # type: ignore[union-attr]
-        upstream[chosen.path] = file.read_bytes()  # type: ignore[union-attr]
-        made = catalogue.edit(chosen, file.read_bytes())  # type: ignore[arg-type]
+        file = flashinfer.site / chosen.path
+        upstream[chosen.path] = file.read_bytes()
+        made = catalogue.edit(chosen, file.read_bytes())
         assert isinstance(made, Changed)
         file.unlink()
         file.write_bytes(made.data)

@@ -26,7 +26,7 @@ def answer(
     values = logprobs if isinstance(logprobs, list) else [logprobs] * len(keys)
     chosen = tuple(Token(key, value) for key, value in zip(keys, values, strict=True))
     known = {"text": " ".join(f"word{key}" for key in keys), "passed": False, "flaw": None, **more}
-    return Answer("count", tokens=len(keys), chosen=chosen, **known)  # type: ignore[arg-type]
+    return Answer("count", tokens=len(keys), chosen=chosen, **known)
 
 
 def exam(*alone: Answer) -> Examination:
@@ -243,7 +243,7 @@ def test_probabilities_are_read_whether_they_are_repeated_or_added():
      ["ab"]],
 )  # fmt: skip
 def test_probabilities_that_are_none_are_left_out(pairs: object):
-    event = read_event(json.dumps(told(1, pairs)).encode(), virtual=False)  # type: ignore[arg-type]
+    event = read_event(json.dumps(told(1, pairs)).encode(), virtual=False)
     assert event.chosen == ()
 
 

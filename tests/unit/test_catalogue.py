@@ -282,7 +282,7 @@ def diff_variant(**fields: object) -> Variant:
         "versions": ">=0.6", "kind": PayloadKind.DIFF, "path": HEADER, "payload": "a/a.patch",
         "sha256": sha256_hex(DIFF), "data": DIFF, "present": {"open": 1}, "absent": ("gate",),
     }  # fmt: skip
-    return Variant(**{**values, **fields})  # type: ignore[arg-type]
+    return Variant(**{**values, **fields})
 
 
 def test_a_diff_is_applied_and_its_post_conditions_checked() -> None:

@@ -159,7 +159,7 @@ def test_upstreams_own_wording_of_the_same_change_is_unchanged() -> None:
         "form-feed-line",
     ],
 )
-def test_bytes_outside_the_edit_survive(encode, newline) -> None:  # type: ignore[no-untyped-def]
+def test_bytes_outside_the_edit_survive(encode, newline) -> None:
     before = encode(FILE)
     after = changed(before)
     assert edits(before, after) == [line.encode() + newline for line in EXPECTED]

@@ -25,7 +25,10 @@ def test_the_shipped_file_is_of_the_shipped_manifests() -> None:
 
 def test_compiled_sets_are_those_that_reading_gives() -> None:
     entries = precompiled.read(builder.compile_all(ROOT))
-    payload = lambda path: (ROOT / "patches" / path).read_bytes()  # noqa: E731
+
+    def payload(path: str) -> bytes:
+        return (ROOT / "patches" / path).read_bytes()
+
     for path in (ROOT / "manifests").glob("*.toml"):
         text = path.read_bytes()
         restored = precompiled.restore(entries[sha256_hex(text)], payload)

@@ -33,7 +33,7 @@ def lint_all(root: Path, *releases: Release, today: datetime.date = TODAY) -> Re
 
 
 def texts(remarks: object) -> str:
-    return "\n".join(f"{r.set_id}: {r.message}" for r in remarks)  # type: ignore[attr-defined]
+    return "\n".join(f"{r.set_id}: {r.message}" for r in remarks)
 
 
 @pytest.fixture

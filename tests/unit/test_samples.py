@@ -13,7 +13,7 @@ from sm120patch.verify.samples import MOST, WINDOWS, kept
 def sample(start: float, tokens: int = 5, gap: float = 0.1, **more: object) -> Sample:
     itls = (gap,) * (tokens - 1)
     return Sample(ok=True, start=start, ttft=0.5, latency=0.5 + sum(itls), itls=itls,
-                  output_tokens=tokens, **more)  # type: ignore[arg-type]  # fmt: skip
+                  output_tokens=tokens, **more)  # fmt: skip
 
 
 def test_every_request_of_a_small_repeat_is_kept_with_its_figures():

@@ -39,7 +39,7 @@ def evidence(content: str, *, passed: bool = True, **changes: object) -> Evidenc
         "baseline_sets": (),
         "data": {},
     }
-    return Evidence(**{**values, **changes})  # type: ignore[arg-type]
+    return Evidence(**{**values, **changes})
 
 
 def book(*entries: Evidence, host: str = "here") -> EvidenceBook:

@@ -20,7 +20,7 @@ def interval(low: float, high: float) -> Interval:
 
 def verdict(*bounds: tuple[float, float], goal: Goal = Goal.NO_REGRESSION, **more: object):
     effects = {f"w{number}": interval(*pair) for number, pair in enumerate(bounds)}
-    return decide(goal, 0.03, Findings(effects=effects, **more))  # type: ignore[arg-type]
+    return decide(goal, 0.03, Findings(effects=effects, **more))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import sm120patch.cli.looking
 import sm120patch.host
 import sm120patch.operations.changing
 import sm120patch.operations.inspecting
-import sm120patch.recovery  # noqa: F401
+import sm120patch.recovery  # noqa: F401 - loaded once, before the children that are killed
 from sm120patch.cli import main as entry
 
 

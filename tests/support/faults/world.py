@@ -82,9 +82,7 @@ class World:
         """Leave bytecode that Python never compares with its source (PEP 552)."""
         source = self.site / A
         code = compile(source.read_bytes(), str(source), "exec")
-        data = importlib._bootstrap_external._code_to_hash_pyc(  # type: ignore[attr-defined]
-            code, b"\0" * 8, False
-        )
+        data = importlib._bootstrap_external._code_to_hash_pyc(code, b"\0" * 8, False)
         self.bytecode.parent.mkdir(exist_ok=True)
         self.bytecode.write_bytes(data)
         self._code = data
