@@ -45,7 +45,7 @@ EXPECTED: dict[str, set[tuple[str, str, str]]] = {
     "/opt/conda": set(),
     "/opt/conda/envs/serve": {("foreign", "sglang", B), ("shared", "sglang", B)},
     "/opt/editable": ONE | {("added", "sglang", "sglang/mine.py")},
-    "/root/.local/share/uv/tools/sglang": set(),
+    "/home/ops/.local/share/uv/tools/sglang": set(),
     "/home/ops/.local/share/pipx/venvs/sglang": set(),
     "/home/ops/.local": set(),
     "/usr": set(),
@@ -69,7 +69,7 @@ EXPECTED: dict[str, set[tuple[str, str, str]]] = {
 KINDS = {
     "/opt/venv": "venv",
     "/opt/conda/envs/serve": "conda",
-    "/root/.local/share/uv/tools/sglang": "uv-tool",
+    "/home/ops/.local/share/uv/tools/sglang": "uv-tool",
     "/home/ops/.local/share/pipx/venvs/sglang": "pipx",
     "/home/ops/.local": "user",
     "/usr": "system",
@@ -146,8 +146,8 @@ def test_the_edited_copy_in_an_installers_cache_is_a_finding_of_the_host(
     result: dict[str, Any],
 ) -> None:
     shared = [f for f in result["findings"] if f["environment"] is None and f["kind"] == "shared"]
-    assert [f["path"].split("/")[-1] for f in shared] == ["b.py", "a.py"]
-    assert "/opt/conda/pkgs/" in shared[0]["path"] and "/.cache/uv/" in shared[1]["path"]
+    assert [f["path"].split("/")[-1] for f in shared] == ["a.py", "b.py"]
+    assert "/.cache/uv/" in shared[0]["path"] and "/opt/conda/pkgs/" in shared[1]["path"]
     assert all("brings the edit along" in f["detail"] for f in shared)
 
 

@@ -211,7 +211,7 @@ def reinstalled(host: AuditedHost) -> None:
 def linked_by_uv(host: AuditedHost) -> None:
     """uv links the files of its cache; what is written through a link is in the cache."""
     assert UV is not None
-    cache = host.path("/root/.cache/uv")
+    cache = host.path("/home/ops/.cache/uv")
     for name in ("/opt/uv-a", "/opt/uv-b"):
         host.venv(name, install=False)
         subprocess.run(
@@ -254,7 +254,7 @@ def editable(host: AuditedHost) -> None:
 
 
 def tools(host: AuditedHost) -> None:
-    host.venv("/root/.local/share/uv/tools/sglang")
+    host.venv("/home/ops/.local/share/uv/tools/sglang")
     host.venv("/home/ops/.local/share/pipx/venvs/sglang")
 
 

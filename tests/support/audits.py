@@ -58,7 +58,7 @@ def host(root: str = "/") -> HostReport:
         root,
         (EnvironmentReport("/opt/empty", "venv", "3.12"), environment()),
         (Skipped("/mnt/nfs", "network mount"),),
-        (Finding(Kind.UNKNOWN, "-", "/root/x", "cannot be read"),),
+        (Finding(Kind.UNKNOWN, "-", "/home/x", "cannot be read"),),
         42,
     )
 

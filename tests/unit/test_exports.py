@@ -233,7 +233,7 @@ def test_findings_lie_somewhere() -> None:
     assert [location(place, f) for f in place.findings] == [
         f"{SITE}/sglang/srt/edited.py", "/opt/venv", "/opt/other/sglang",
     ]  # fmt: skip
-    assert location(None, host().findings[0]) == "/root/x"
+    assert location(None, host().findings[0]) == "/home/x"
 
 
 def test_references_are_read_from_words() -> None:
