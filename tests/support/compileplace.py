@@ -17,6 +17,7 @@ from sm120patch.unified import make_diff
 from tests.support import jit
 from tests.support.environments import create_venv, install_fake
 from tests.support.jitplace import JitPlace
+from tests.support.manifests import head
 
 GATE = "flashinfer/data/include/flashinfer/gate.cuh"
 SOURCES: Mapping[str, str] = {
@@ -154,17 +155,7 @@ def write_catalogue(root: Path) -> Path:
         (root / "patches" / name).mkdir(parents=True)
         (root / "patches" / name / "edit.patch").write_bytes(diff)
         absent = f'absent = ["{old.strip()}"]' if not new else 'present = { "#error" = 1 }'
-        (root / "manifests" / f"{name}.toml").write_text(f"""schema = 1
-[patch-set]
-id = "{name}"
-revision = 1
-title = "Set {name}"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
+        (root / "manifests" / f"{name}.toml").write_text(f"""{head(name)}
 [[change]]
 id = "edit"
 target = "flashinfer-python"

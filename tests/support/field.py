@@ -10,6 +10,7 @@ from sm120patch.model import sha256_hex
 from sm120patch.unified import make_diff
 from tests.support.catalogue import A
 from tests.support.environments import install_fake
+from tests.support.manifests import head
 from tests.support.place import Place
 
 LINES = "".join(f"line_{n} = {n}\n" for n in range(40))
@@ -61,17 +62,7 @@ class Field(Place):
         (self.catalogue / "patches" / name).mkdir(parents=True, exist_ok=True)
         (self.catalogue / "patches" / name / payload).write_bytes(data)
         target = "sglang" if path.startswith("sglang/") else "flashinfer-python"
-        (self.catalogue / "manifests" / f"{name}.toml").write_text(f"""schema = 1
-[patch-set]
-id = "{name}"
-revision = 1
-title = "Set {name}"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
+        (self.catalogue / "manifests" / f"{name}.toml").write_text(f"""{head(name)}
 {more}
 [[change]]
 id = "edit"

@@ -17,6 +17,7 @@ from tests.support import jit
 from tests.support.command import Ran, run
 from tests.support.environments import create_venv, install_fake
 from tests.support.jit import ALLREDUCE, COMM
+from tests.support.manifests import head
 from tests.support.place import checked
 
 RUNNER = "sglang/srt/model_executor/runner.py"
@@ -99,17 +100,7 @@ def write_catalogue(root: Path) -> Path:
         (root / "patches" / name).mkdir(parents=True)
         (root / "patches" / name / "edit.patch").write_bytes(diff)
         target = "sglang" if path.startswith("sglang/") else "flashinfer-python"
-        (root / "manifests" / f"{name}.toml").write_text(f"""schema = 1
-[patch-set]
-id = "{name}"
-revision = 1
-title = "Set {name}"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
+        (root / "manifests" / f"{name}.toml").write_text(f"""{head(name)}
 [[change]]
 id = "edit"
 target = "{target}"

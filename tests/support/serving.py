@@ -18,6 +18,7 @@ from sm120patch.model import sha256_hex
 from sm120patch.unified import make_diff
 from tests.support.command import CHECKOUT, Ran, run
 from tests.support.environments import create_venv, install_fake
+from tests.support.manifests import head
 from tests.support.simulated import (
     COMMUNICATOR,
     FLAG,
@@ -64,17 +65,7 @@ def write_catalogue(root: Path) -> Path:
     (root / "manifests").mkdir(parents=True)
     for name in (*EDITS, *DEPENDS):
         listed = ", ".join(f'"{other}"' for other in DEPENDS.get(name, ()))
-        text = f"""schema = 1
-[patch-set]
-id = "{name}"
-revision = 1
-title = "Set {name}"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
+        text = f"""{head(name)}
 [host]
 compute-capability = ["12.0"]
 [relations]
