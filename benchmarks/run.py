@@ -195,10 +195,11 @@ Peers: git, GNU patch and libcst of this machine, {versions}.
 Not measured: {missing}.
 """
 WHY = """
-Where one does not hold, this is why. `apply` runs two interpreters, its own with a command-line
-parser and the environment's, syncs every file and directory, and looks at every process of the
-host; p12y runs one and syncs nothing. A file that nobody knows needs libcst, and loading that takes
-longer than all of ast-grep, which is a compiled program. `audit --quick` has to start Python and
+Where one does not hold, this is why. `apply` runs three interpreters: its own with a command-line
+parser, and the environment's before and, fresh, after the change. It syncs every file and
+directory, and looks at every process of the host; p12y runs one and syncs nothing. A file that
+nobody knows needs libcst, and loading that takes longer than all of ast-grep, which is a compiled
+program. `audit --quick` has to start Python and
 to read the catalogue before it looks at the first file, and `git status` has not."""
 GROWTH = """
 ## Growth (ms, CPU median and wall best)
