@@ -98,7 +98,7 @@ def apply(
     from sm120patch.planner import Request
     from sm120patch.render import plan_text
     from sm120patch.transaction import require_settled
-    from sm120patch.verify.reporting import Silent
+    from sm120patch.verify.reporting import Reporter
 
     demands = changing.Demands.of(goal, max_time)
     site = open_site(env, python, catalogue=catalogue)
@@ -129,7 +129,7 @@ def apply(
         request,
         plan,
         chosen if owed or not ahead else None,
-        Silent() if chosen is None else _progress(output),
+        Reporter() if chosen is None else _progress(output),
         command=command_line(),
         demands=demands,
         capability=capability,

@@ -9,7 +9,7 @@ from sm120patch.cli.liveline import LiveLine
 from sm120patch.verify.answers import Examination
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.effect import Interval
-from sm120patch.verify.reporting import Silent
+from sm120patch.verify.reporting import Reporter
 from sm120patch.verify.verdict import Decision, brief, describe
 
 
@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Progress(Silent):
+class Progress(Reporter):
     """Reporter for a terminal or a log: one line for each thing that happened.
 
     On a terminal the last line is alive: start, arm, workload, tokens per second, the interval so

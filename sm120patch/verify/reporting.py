@@ -1,12 +1,12 @@
-"""What a verification tells while it runs; the silent listener. Pure.
+"""What a verification tells while it runs. Pure.
 
-Nothing below this layer prints: the command line implements the protocol.
+Nothing below this layer prints: the command line overrides what it shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sm120patch.verify.answers import Examination
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sm120patch.verify.verdict import Decision
 
 
-class Reporter(Protocol):
-    """Listener for the steps of a verification, in the order in which they come."""
+class Reporter:
+    """Listener for the steps of a verification, in the order in which they come; says nothing."""
 
     def on_start(self, arms: Arms, order: Sequence[Arm], seconds: float) -> None:
         """Nothing has been started yet; `seconds` is the estimate for the whole run."""
@@ -57,47 +57,3 @@ class Reporter(Protocol):
 
     def on_verdict(self, decision: Decision) -> None:
         """The last word."""
-
-
-class Silent:
-    """Reporter that says nothing."""
-
-    def on_start(self, arms: Arms, order: Sequence[Arm], seconds: float) -> None:
-        """Say nothing."""
-
-    def on_block(self, block: int, blocks: int, arm: Arm) -> None:
-        """Say nothing."""
-
-    def on_ready(self, arm: Arm, seconds: float, info: Mapping[str, object]) -> None:
-        """Say nothing."""
-
-    def on_answers(self, arm: Arm, examination: Examination) -> None:
-        """Say nothing."""
-
-    def on_warmup(self, arm: Arm, workload: str) -> None:
-        """Say nothing."""
-
-    def on_repeat(
-        self, arm: Arm, workload: str, repeat: int, repeats: int, metrics: Mapping[str, float]
-    ) -> None:
-        """Say nothing."""
-
-    def on_excluded(self, arm: Arm, workload: str, reason: str) -> None:
-        """Say nothing."""
-
-    def on_pulse(self, arm: Arm, workload: str, seconds: float, tokens: int) -> None:
-        """Say nothing."""
-
-    def on_telemetry(self, arm: Arm, text: str) -> None:
-        """Say nothing."""
-
-    def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
-        """Say nothing."""
-
-    def on_look(
-        self, pairs: int, most: int, intervals: Mapping[str, Interval], decision: Decision
-    ) -> None:
-        """Say nothing."""
-
-    def on_verdict(self, decision: Decision) -> None:
-        """Say nothing."""

@@ -32,7 +32,7 @@ from sm120patch.verify.origin import foreign, origin_of
 from sm120patch.verify.processes import boot_clock
 from sm120patch.verify.profile import UNSET_MODEL, Profile
 from sm120patch.verify.record import Block, Record
-from sm120patch.verify.reporting import Reporter, Silent
+from sm120patch.verify.reporting import Reporter
 from sm120patch.verify.schedule import estimate, schedule_for, style_for
 from sm120patch.verify.server import OutOfTime, Server, failed, running
 from sm120patch.verify.spawn import ServerError, api_key
@@ -108,7 +108,7 @@ def run(
     no evidence to be had, BusyError when the port is taken, UsageError for a profile that
     cannot show what the set demands.
     """
-    return _Run(profile, duty, swap, report or Silent(), deadline, floors or {}).run()
+    return _Run(profile, duty, swap, report or Reporter(), deadline, floors or {}).run()
 
 
 def check(profile: Profile, duty: Duty) -> Arms:

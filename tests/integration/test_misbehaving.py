@@ -21,7 +21,7 @@ from sm120patch.errors import BusyError, HostError
 from sm120patch.verify import processes
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.profile import Profile
-from sm120patch.verify.reporting import Silent
+from sm120patch.verify.reporting import Reporter
 from sm120patch.verify.runner import Outcome, run
 from tests.support.command import CHECKOUT
 from tests.support.serving import GOOD, Host, assert_no_baseline, assert_untouched
@@ -68,7 +68,7 @@ def serves(entry: Path, prefix: Path) -> bool:
         return False
 
 
-def verify(prefix: Path, profile: Profile, reporter: Silent | None = None) -> Outcome:
+def verify(prefix: Path, profile: Profile, reporter: Reporter | None = None) -> Outcome:
     try:
         outcome = run(profile, duty(), swapper(prefix / "site"), reporter)
     finally:
@@ -154,7 +154,7 @@ def test_a_collapse_is_seen_within_the_first_repeat(prefix: Path) -> None:
     assert "w: collapsed: " in reasons(outcome) and outcome.summary["ended"] == "clear"
 
 
-class Excluded(Silent):
+class Excluded(Reporter):
     """Keeps what did not count."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(
     assert processes.started_after(os.getpid(), processes.boot_clock()) is False
 
 
-class LogOfFirst(Silent):
+class LogOfFirst(Reporter):
     """Remembers what the first server said: the process that outlives it."""
 
     def __init__(self, prefix: Path) -> None:

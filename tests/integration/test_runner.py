@@ -20,7 +20,7 @@ from sm120patch.verify import processes
 from sm120patch.verify.commandline import Arm
 from sm120patch.verify.effect import Floor
 from sm120patch.verify.profile import Profile, parse
-from sm120patch.verify.reporting import Silent
+from sm120patch.verify.reporting import Reporter
 from sm120patch.verify.runner import Outcome, check, run
 from tests.support.simulated import (
     FLAG,
@@ -32,7 +32,7 @@ from tests.support.simulated import (
 )
 
 
-class Recorder(Silent):
+class Recorder(Reporter):
     """Keeps the order of events."""
 
     def __init__(self) -> None:
@@ -312,7 +312,7 @@ def test_a_claim_of_the_file_lowers_the_worth_and_never_raises_it(tmp_path):
 # --- ^C ----------------------------------------------------------------------------------------
 
 
-class Interrupting(Silent):
+class Interrupting(Reporter):
     """Sends ^C to this process at the first repeat or, later, into the waiting."""
 
     def on_repeat(self, arm: Arm, workload: str, repeat: int, repeats: int,
