@@ -174,6 +174,15 @@ class Plan:
             }
         )
 
+    @property
+    def content(self) -> str:
+        """Digest of what the environment holds once the plan is done, wherever it lies.
+
+        Equal on all nodes that are to run the same code, and the same whether the plan has been
+        carried out or not. Evidence is filed under it.
+        """
+        return content_digest(self.settled, self.versions)
+
 
 def content_digest(files: Mapping[tuple[str, str], str], versions: Mapping[str, str]) -> str:
     """Digest of all patched files of an environment: what a verification is valid for.

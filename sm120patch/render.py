@@ -25,6 +25,7 @@ def plan_dict(plan: Plan) -> dict[str, object]:
     """Return the whole plan, diffs included; contents are named by digest only."""
     return {
         "digest": plan.digest,
+        "content": plan.content,
         "action": plan.action,
         "requested": list(plan.requested),
         "prefix": plan.prefix,

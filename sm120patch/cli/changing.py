@@ -63,6 +63,12 @@ def command_line() -> str:
     "--yes", is_flag=True, help="Measure what is known to do harm on a host like this one."
 )
 @click.option("--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest.")
+@click.option(
+    "--expect-content",
+    metavar="DIGEST",
+    help="Refuse to end with any other code than this (`content` of a plan): the same on every"
+    " node of a fleet.",
+)
 @compile_options
 @running_option
 @gpu_option
@@ -79,6 +85,7 @@ def apply(
     dry_run: bool,
     yes: bool,
     expect: str | None,
+    expect_content: str | None,
     ahead: bool,
     compile_timeout: float,
     allow_running: bool,
@@ -106,7 +113,9 @@ def apply(
     chosen = None if no_verify else changing.find_profile(profile, site, Path.cwd())
     request = Request("apply", sets, selected)
     capability = planning.capability_of(gpu, changing.declared_capability(chosen))
-    plan = planning.plan_request(site, request, capability, expect=expect)
+    plan = planning.plan_request(
+        site, request, capability, expect=expect, expect_content=expect_content
+    )
     known = known_here(site, plan, chosen)
     for match in known:
         output.talk(match.shown)

@@ -44,6 +44,7 @@ def show_status(
             "prefix": result.prefix,
             "python": result.python,
             "versions": dict(result.versions),
+            "content": result.content,
             "missing": dict(result.missing),
             "interrupted": result.interrupted,
             "under_way": result.under_way,

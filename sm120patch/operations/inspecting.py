@@ -28,7 +28,7 @@ from sm120patch.model import (
     Window,
 )
 from sm120patch.operations.site import Site
-from sm120patch.plan import History, OwnedFile
+from sm120patch.plan import History, OwnedFile, content_digest
 from sm120patch.render import evidence_dict
 from sm120patch.state import (
     DiskFact,
@@ -61,6 +61,8 @@ class Status:
     """Command that an open journal belongs to, when nobody works on it any more."""
     under_way: str | None = None
     """Command that holds the environment right now."""
+    content: str = ""
+    """Digest of what the files of ours hold now, and of the versions: see `Plan.content`."""
 
 
 def status(site: Site, capability: str | None = None) -> Status:
@@ -72,7 +74,11 @@ def status(site: Site, capability: str | None = None) -> Status:
     except RecoveryNeededError as error:
         journal, damaged = None, error.message
     with read_ledger(site.state.ledger) as ledger:
-        sets = list(_states(site, ledger, capability, journal, holder is not None))
+        past = History() if ledger is None else ledger.history()
+        snapshot = _snapshot(site, past, capability)
+        facts = _facts(past, snapshot)
+        seen = _Seen(past, snapshot, facts)
+        sets = list(_states(site, ledger, seen, journal, holder is not None))
     return Status(
         prefix=str(site.environment.prefix),
         python=str(site.environment.python),
@@ -81,28 +87,38 @@ def status(site: Site, capability: str | None = None) -> Status:
         sets=tuple(sets),
         interrupted=journal.command if journal is not None and holder is None else damaged,
         under_way=holder,
+        content=content_digest({k: f.sha256 or ABSENT for k, f in facts.items()}, site.versions),
     )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the ledger says is on disk, and what is there."""
+
+    past: History
+    snapshot: Snapshot
+    facts: Mapping[FileKey, DiskFact]
 
 
 def _states(
     site: Site,
     ledger: Ledger | None,
-    capability: str | None,
+    seen: _Seen,
     journal: Journal | None,
     held: bool,
 ) -> Iterator[SetStatus]:
-    past = History() if ledger is None else ledger.history()
+    past = seen.past
     busy = busy_sets(site.catalogue, past, journal)
     doing = "a change is under way" if held else "a change was interrupted"
-    snapshot = _snapshot(site, past, capability)
-    facts = _facts(past, snapshot)
     book = EvidenceBook(ledger.evidence if ledger is not None else lambda _content: [], here())
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
             known = name in site.catalogue.ids
             # What a set bundles cannot be told without its manifest: then it answers for all.
             closure = site.catalogue.closure([name]) if known else tuple(past.active)
-            found = active_status(name, past, closure, facts, book, site.versions, name in busy)
+            found = active_status(
+                name, past, closure, seen.facts, book, site.versions, name in busy
+            )
             if name in busy:
                 found = replace(found, reason=doing)
             changed = changed_payload(site.catalogue, past.active[name])
@@ -111,7 +127,7 @@ def _states(
             yield SetStatus(name, State.INTERRUPTED, doing)
         else:
             last = None if ledger is None else _last(ledger, name)
-            yield _inactive(site, snapshot, past, name, last)
+            yield _inactive(site, seen.snapshot, past, name, last)
 
 
 def _last(ledger: Ledger, name: str) -> Event | None:

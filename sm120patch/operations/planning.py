@@ -73,12 +73,15 @@ def plan_request(
     capability: str | None,
     *,
     expect: str | None = None,
+    expect_content: str | None = None,
     done: str | None = None,
 ) -> Plan:
     """Plan `request` against what is on disk now.
 
-    `expect` is the digest of an earlier plan: any other result is refused as stale. `done` is
-    what was asked for, in a refusal, where the plan is only a means to it: `verified`.
+    `expect` is the digest of an earlier plan: any other result is refused as stale.
+    `expect_content` is what the environment must hold afterwards (`Plan.content`), as its
+    neighbours do. `done` is what was asked for, in a refusal, where the plan is only a means to
+    it: `verified`.
     """
     for name in request.sets:
         if request.action == "apply" or name not in site.history().active:
@@ -98,7 +101,20 @@ def plan_request(
             hint="look at the present plan with `sm120patch plan`, then pass its digest",
             details={"expected": expect, "found": result.digest},
         )
+    if expect_content is not None and result.content != expect_content:
+        raise _other_content(result, expect_content)
     return result
+
+
+def _other_content(plan: Plan, expected: str) -> ConflictError:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
+    return ConflictError(
+        f"this environment would not hold the same code as the others: expected content"
+        f" {expected}, the plan comes to {plan.content} ({versions})",
+        code="other-content",
+        hint="compare versions and sets on disk with a node that has it: `sm120patch status`",
+        details={"expected": expected, "found": plan.content, "versions": dict(plan.versions)},
+    )
 
 
 def refused(request: Request, refusal: Refusal, done: str | None = None) -> Sm120PatchError:
