@@ -45,6 +45,10 @@ time_option = click.option(
     "--max-time", type=click.FloatRange(min=1), metavar="SECONDS", help="Bound the verification."
 )
 
+expect_option = click.option(
+    "--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest."
+)
+
 
 def command_line() -> str:
     """What was typed, for the history."""
@@ -62,7 +66,7 @@ def command_line() -> str:
 @click.option(
     "--yes", is_flag=True, help="Measure what is known to do harm on a host like this one."
 )
-@click.option("--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest.")
+@expect_option
 @click.option(
     "--expect-content",
     metavar="DIGEST",
@@ -120,7 +124,8 @@ def apply(
     for match in known:
         output.talk(match.shown)
     if dry_run:
-        return _show_plan(output, site, plan, chosen, demands)
+        lacking = () if no_verify else changing.owed_sets(site, request, plan, chosen, demands)
+        return _show_plan(output, site, plan, chosen, demands, lacking)
     owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
     if plan.is_noop and not owed and not ahead:
         return _report(output, site, changing.Change(plan, "nothing"))
@@ -154,6 +159,7 @@ def apply(
 @profile_option
 @goal_option
 @time_option
+@click.option("--dry-run", is_flag=True, help="Show which sets lack it, and both command lines.")
 @compile_options
 @running_option
 @gpu_option
@@ -165,6 +171,7 @@ def verify(
     profile: Path | None,
     goal: str | None,
     max_time: float | None,
+    dry_run: bool,
     ahead: bool,
     compile_timeout: float,
     allow_running: bool,
@@ -188,6 +195,9 @@ def verify(
     chosen = changing.find_profile(profile, site, Path.cwd())
     capability = planning.capability_of(gpu, changing.declared_capability(chosen))
     plan = changing.verification_plan(site, sets, capability)
+    if dry_run:
+        lacking = changing.unanswered(site, sets, chosen, demands)
+        return _show_plan(output, site, plan, chosen, demands, lacking)
     if ahead:
         made = ahead_for(output, site, plan, chosen, demands, capability, compile_timeout)
         command = command_line()
@@ -217,6 +227,7 @@ def verify(
 @click.option("--all", "everything", is_flag=True, help="Take every set off.")
 @click.option("--cascade", is_flag=True, help="Take off also the sets that need the named ones.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
+@expect_option
 @running_option
 @environment_options
 @pass_output
@@ -226,6 +237,7 @@ def revert(
     everything: bool,
     cascade: bool,
     dry_run: bool,
+    expect: str | None,
     allow_running: bool,
     env: str | None,
     python: str | None,
@@ -250,7 +262,7 @@ def revert(
     if not names:
         _warn_of_orphans(output, site)
     request = Request("revert", names, cascade=cascade or everything)
-    plan = planning.plan_request(site, request, None)
+    plan = planning.plan_request(site, request, None, expect=expect)
     if dry_run:
         return _show_plan(output, site, plan, None, changing.Demands())
     if not plan.is_noop:
@@ -394,8 +406,14 @@ def _warn(output: Output, processes: list[str]) -> None:
 
 
 def _show_plan(
-    output: Output, site: Site, plan: Plan, profile: Profile | None, demands: Demands
+    output: Output,
+    site: Site,
+    plan: Plan,
+    profile: Profile | None,
+    demands: Demands,
+    owed: tuple[str, ...] = (),
 ) -> int:
+    """Print what would be done; `owed` are the sets that would be measured."""
     from sm120patch.cli.caching import touched_dict, touched_text
     from sm120patch.operations import caching, changing, verifying
     from sm120patch.render import plan_dict, plan_text
@@ -408,7 +426,9 @@ def _show_plan(
         arms = changing.preview(plan, profile, demands)
         result["commands"] = {"baseline": arms.baseline.shown, "patched": arms.patched.shown}
         output.talk(f"baseline: {arms.baseline.shown}\npatched:  {arms.patched.shown}")
-    text = "\n".join(filter(None, [plan_text(plan, diffs=True), touched_text(touched)]))
+    result["owed"] = list(owed)
+    measured = f"to be measured: {', '.join(owed)}" if owed else ""
+    text = "\n".join(filter(None, [plan_text(plan, diffs=True), touched_text(touched), measured]))
     output.data(result, text)
     return ExitCode.OK
 

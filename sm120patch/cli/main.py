@@ -32,6 +32,7 @@ COMMANDS = {
     "experiments": ("bench",),
     "caching": ("caches",),
     "signing": ("sign",),
+    "fleet": ("fleet-path",),
 }
 """Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
 

@@ -381,19 +381,26 @@ def owed_sets(
     Evidence that is not real does not answer a profile that is, nor a mere no-regression a
     demand for speed.
     """
+    wanted = tuple(n for n in request.sets if plan.states[n] is not State.UPSTREAM)
+    return unanswered(site, wanted, profile, demands) if plan.is_noop else wanted
+
+
+def unanswered(
+    site: Site, sets: Sequence[str], profile: Profile | None, demands: Demands
+) -> tuple[str, ...]:
+    """Those of `sets` whose present content lacks the verification that is asked for."""
     known = {s.id: s for s in inspecting.status(site).sets}
 
     def answered(name: str) -> bool:
         status = known[name]
-        if not plan.is_noop or status.state is not State.APPLIED or status.evidence is None:
+        if status.state is not State.APPLIED or status.evidence is None:
             return False
         real = profile is not None and profile.server.kind is EvidenceKind.REAL
         if real and status.evidence.kind != EvidenceKind.REAL.value:
             return False
         return demands.goal is not Goal.SPEED or status.evidence.verdict == "improved"
 
-    upstream = State.UPSTREAM
-    return tuple(n for n in request.sets if plan.states[n] is not upstream and not answered(n))
+    return tuple(name for name in sets if not answered(name))
 
 
 def verification_owed(
