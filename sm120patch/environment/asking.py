@@ -21,6 +21,9 @@ from sm120patch.errors import HostError
 PROBE_TIMEOUT = 60.0
 """Seconds. Start-up files of large environments are slow on a cold disk, but do end."""
 
+MAX_OUTPUT, MAX_ERRORS = 64 << 20, 1 << 16
+"""Bytes. An answer takes some hundred a file; what start-up files print comes before it."""
+
 _BEGIN, _END = child.BEGIN.encode(), child.END.encode()
 
 
@@ -41,38 +44,29 @@ class Question:
         self._fds: tuple[int, ...] = ()
         self._python, self._about, self._timeout = python, about, timeout
         self._deadline = time.monotonic() + timeout
-        self._output, self._errors = b"", b""
+        self._output, self._errors = bytearray(), b""
+        self._complete = False
         self._pid, self._fds = _start(python, packages)
 
     def answer(self) -> Mapping[str, Any]:
         """Return what it says; HostError when there is no answer in time, or another one."""
-        self._send(self._about)
         answer = self._answer()
         self.close()
         return answer
 
     def close(self) -> None:
-        """Let it end, and wait until it has."""
+        """End it: all that it was asked for is there, or nobody wants it any more."""
         if self._fds:
+            os.kill(self._pid, signal.SIGKILL)
             self._end()
 
     __del__ = close
-
-    def _send(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[os.write(self._fds[0], data) :]
-        except BrokenPipeError:
-            pass  # what it said before it went is in its answer
-        os.close(self._fds[0])
-        self._fds = (-1, *self._fds[1:])
 
     def _answer(self) -> Mapping[str, Any]:
         try:
             self._listen()
         except BaseException:
-            os.kill(self._pid, signal.SIGKILL)
-            self._end()
+            self.close()
             raise
         text = self._output.rpartition(_BEGIN)[2].partition(_END)[0]
         try:
@@ -90,12 +84,16 @@ class Question:
         )
 
     def _listen(self) -> None:
-        """Read until an answer is complete, or nothing more can come."""
+        """Ask, and read until an answer is complete, or nothing more can come.
+
+        Both at once: neither a question nor what a start-up file prints need fit into a pipe.
+        """
         poll = select.poll()
+        poll.register(self._fds[0], select.POLLOUT)
         for fd in self._fds[1:]:
             poll.register(fd, select.POLLIN)
         open_ends = len(self._fds) - 1
-        while open_ends and _END not in self._output:
+        while open_ends and not self._complete:
             ready = poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
             if not ready:
                 raise HostError(
@@ -104,21 +102,51 @@ class Question:
                     hint="start this interpreter by hand: a start-up file (.pth) of it may hang",
                 )
             for fd, _event in ready:
-                data = os.read(fd, 1 << 16)
-                if not data:
+                if fd == self._fds[0]:
+                    if not self._ask_on():
+                        poll.unregister(fd)
+                        os.close(fd)
+                        self._fds = (-1, *self._fds[1:])
+                elif not self._hear(fd):
                     poll.unregister(fd)
                     open_ends -= 1
-                elif fd == self._fds[1]:
-                    self._output += data
-                else:
-                    self._errors += data
+
+    def _ask_on(self) -> bool:
+        """Write what the pipe takes of the question; False when there is no more to say."""
+        try:
+            self._about = self._about[os.write(self._fds[0], self._about) :]
+        except BrokenPipeError:
+            return False  # what it said before it went is in its answer
+        return bool(self._about)
+
+    def _hear(self, fd: int) -> bool:
+        """Take what there is to read; False at the end."""
+        data = os.read(fd, 1 << 16)
+        if fd == self._fds[1]:
+            self._output += data
+            self._complete = _END in self._output[-len(data) - len(_END) :]
+            if len(self._output) > MAX_OUTPUT:
+                raise HostError(
+                    f"asking {self._python} what it imports: it wrote more than {MAX_OUTPUT} bytes",
+                    hint="start this interpreter by hand: a start-up file (.pth) of it may print",
+                )
+        else:
+            self._errors = (self._errors + data)[-MAX_ERRORS:]
+        return bool(data)
 
     def _end(self) -> int:
+        """Wait until it has ended, at the deadline by force; return its exit status."""
         for fd in self._fds:
             if fd >= 0:
                 os.close(fd)
         self._fds = ()
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        pause = 0.0
+        while not (ended := os.waitpid(self._pid, os.WNOHANG))[0]:
+            if time.monotonic() > self._deadline:
+                os.kill(self._pid, signal.SIGKILL)
+            time.sleep(pause)
+            pause = 0.001
+        return os.waitstatus_to_exitcode(ended[1])
 
 
 def _start(python: Path, packages: Sequence[str]) -> tuple[int, tuple[int, ...]]:
@@ -142,6 +170,7 @@ def _start(python: Path, packages: Sequence[str]) -> tuple[int, tuple[int, ...]]
     finally:
         for fd in theirs:
             os.close(fd)
+    os.set_blocking(ours_in, False)
     return pid, (ours_in, ours_out, ours_err)
 
 

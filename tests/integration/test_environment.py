@@ -144,6 +144,38 @@ def test_a_start_up_file_that_hangs_is_not_waited_for(prefix: Path, site: Path) 
         ask(python_of(prefix), ["sglang"], timeout=0.5)
 
 
+MANY = [("/nowhere", f"sglang/{number:04}.py") for number in range(5000)]
+"""More than a pipe takes at once."""
+
+
+def test_a_long_question_to_one_that_never_reads_it_is_not_waited_for(
+    prefix: Path, site: Path
+) -> None:
+    (site / "hang.pth").write_text("import time; time.sleep(60)\n")
+    with pytest.raises(HostError, match="no answer"):
+        ask(python_of(prefix), ["sglang"], MANY, timeout=0.5)
+
+
+def test_a_long_question_reaches_one_that_talks_before_it_listens(prefix: Path, site: Path) -> None:
+    (site / "noise.pth").write_text("import sys; sys.stdout.write('x' * 300_000)\n")
+    answer = ask(python_of(prefix), ["sglang"], [*MANY, (str(site), GATE)])
+    assert len(answer["files"]) == len(MANY) + 1
+    assert answer["files"][-1]["sha256"] == sha256_hex(FILES[GATE])
+
+
+def test_one_that_never_stops_talking_is_stopped(prefix: Path, site: Path) -> None:
+    loop = "import os; [os.write(1, b'x' * 65536) for _ in iter(int, 1)]\n"
+    (site / "noise.pth").write_text(loop)
+    with pytest.raises(HostError, match="wrote more than"):
+        ask(python_of(prefix), ["sglang"])
+
+
+def test_one_that_closes_its_ends_and_stays_is_not_waited_for(prefix: Path, site: Path) -> None:
+    (site / "stay.pth").write_text("import os, time; os.closerange(0, 3); time.sleep(60)\n")
+    with pytest.raises(HostError, match="exit status -9"):
+        ask(python_of(prefix), ["sglang"], timeout=0.5)
+
+
 def test_something_that_is_no_python_is_a_host_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="exit status 1"):
         discover(Path("/bin/false"))
