@@ -273,10 +273,15 @@ def open_ledger(path: Path, patience: float = PATIENCE) -> Iterator[Ledger]:
 
     `patience`: seconds to wait for somebody else who holds the file, before BusyError.
     """
-    if not _exists(path):
-        _create(path)
+    ensure_ledger(path)
     with _session(path, "rw", patience) as ledger:
         yield ledger
+
+
+def ensure_ledger(path: Path) -> None:
+    """Create an empty ledger where there is none, complete and durably; HostError if refused."""
+    if not _exists(path):
+        _create(path)
 
 
 @contextlib.contextmanager
@@ -357,8 +362,8 @@ def _connect(uri: str, patience: float = PATIENCE) -> sqlite3.Connection:
 
 def _create(path: Path) -> None:
     temporary = path.with_name(f".sm120patch-new-{os.getpid()}-{path.name}")
-    temporary.unlink(missing_ok=True)
     try:
+        temporary.unlink(missing_ok=True)
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE")
             connection.execute("PRAGMA synchronous=EXTRA")

@@ -1,10 +1,11 @@
 """Settle what a dead process left: finish a committed transaction, undo any other.
 
-Writes the target through `transaction` only, and one event to the ledger.
+Writes the target through `transaction` only, and one event to the ledger if there is one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -61,11 +62,16 @@ def recover(
     if roots is not None:
         journal = _rebased(journal, roots, drop_missing=keep_foreign)
     transaction = Transaction(state, journal)
-    with open_ledger(state.ledger) as ledger:
-        committed = ledger.committed(journal.tx)
+    with contextlib.ExitStack() as held:
+        # A lost ledger stays lost: a new one would know nothing of what is on disk besides.
+        there = state.ledger.exists()
+        ledger = held.enter_context(open_ledger(state.ledger)) if there else None
+        committed = None if ledger is None else ledger.committed(journal.tx)
         side = decided_side(state, journal)
-        foreign = transaction.drop_foreign() if keep_foreign else []
+        foreign: list[str] = []
         try:
+            if keep_foreign:
+                foreign = transaction.drop_foreign()
             transaction.settle(side)
         except (OSError, ConflictError) as error:
             raise RecoveryNeededError(
@@ -81,17 +87,30 @@ def recover(
             "outcome": outcome,
             "kept_foreign": foreign,
         }
-        ledger.commit(Event("recovered", (), details), None)
+        if ledger is not None:
+            ledger.commit(Event("recovered", (), details), None)
         checkpoint("recovery recorded")
-        transaction.close()
+        _close(transaction)
     return Recovery(journal.command, outcome, tuple(foreign))
+
+
+def _close(transaction: Transaction) -> None:
+    try:
+        transaction.close()
+    except OSError as error:
+        raise RecoveryNeededError(
+            f"{transaction.journal.command!r} is settled, but tidying up failed: {error}",
+            hint="every file holds its content; mend the cause, then run `sm120patch recover`",
+            details={"errno": error.errno},
+        ) from error
 
 
 def collect(state: StateDirectory) -> int:
     """Remove contents that no event and no file of the ledger speaks of; return how many.
 
     They come from commands that were killed before they could begin. The caller holds the lock.
-    Without a ledger, or with an open journal, everything is kept.
+    Without a ledger, or with an open journal, everything is kept, and so is what the disk does not
+    let go: it takes room and nothing else.
     """
     if state.journal.exists():
         return 0

@@ -236,10 +236,10 @@ class Store:
         return found
 
     def drop(self, digests: Iterable[str]) -> int:
-        """Remove contents that nothing refers to; return how many there were."""
+        """Remove contents that nothing refers to; return how many could be."""
         count = 0
         for digest in digests:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 self._path(digest).unlink()
                 count += 1
         return count

@@ -36,7 +36,7 @@ from sm120patch.journal import (
     remove_journal,
     write_journal,
 )
-from sm120patch.ledger import now, read_ledger
+from sm120patch.ledger import ensure_ledger, now, read_ledger
 from sm120patch.model import ABSENT
 from sm120patch.plan import FileStep
 from sm120patch.signals import held_back
@@ -310,6 +310,7 @@ def begin(
 def _open(state: StateDirectory, steps: tuple[FileStep, ...], settings: Settings) -> Transaction:
     """Keep every content, then open the journal; HostError when the disk refuses."""
     store = Store(state)
+    ensure_ledger(state.ledger)  # First: contents without a ledger mean that one was lost.
     try:
         for step in steps:
             sides = (step.before_sha256, step.before), (step.after_sha256, step.after)

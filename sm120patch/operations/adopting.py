@@ -17,7 +17,7 @@ from sm120patch.audit.byhand import FileKey
 from sm120patch.claims import refuse_foreign_claims
 from sm120patch.errors import ConflictError, HostError, UsageError
 from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, sha256_hex
-from sm120patch.operations import changing, planning, staging
+from sm120patch.operations import changing, planning, salvaging, staging
 from sm120patch.operations.site import Site
 from sm120patch.packages import open_package
 from sm120patch.plan import FileStep, History, OwnedFile, Plan
@@ -244,6 +244,7 @@ def adopt(site: Site, adoption: Adoption, *, command: str) -> None:
         changing.guard_writes(site, plan, {})
     with changing.exclusively(site, command):
         transaction.require_no_journal(site.state)
+        salvaging.refuse_lost(site)
         refuse_foreign_claims(site.environment)
         changing.require_same(site, plan)
         staging.execute(site, plan, "adopted", command, settings=_settings(site, adoption, command))

@@ -18,7 +18,7 @@ from sm120patch.environment import immutable, writable
 from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
 from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
-from sm120patch.operations import inspecting, planning, staging
+from sm120patch.operations import inspecting, planning, salvaging, staging
 from sm120patch.operations.site import Site
 from sm120patch.ownership import refuse_strangers
 from sm120patch.plan import History, Plan, history_digest
@@ -230,6 +230,7 @@ def apply(
     guard_writes(site, plan, {**variables, **(profile.server.env if profile else {})})
     with exclusively(site, command):
         transaction.require_no_journal(site.state)
+        salvaging.refuse_lost(site)
         refuse_foreign_claims(site.environment)
         require_same(site, plan)
         if ahead is not None:
@@ -456,7 +457,7 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
 def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
     """Settle an interrupted command, and clear away what dead commands left under the prefix.
 
-    Returns None when nothing was interrupted.
+    Returns None when nothing was interrupted; HostError where the ledger is damaged or gone.
     """
     if site.journal() is None and not site.state.path.is_dir():
         return None
@@ -464,13 +465,20 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
         with exclusively(site, "recover"):
             roots = {n: str(i.root) for n, i in site.environment.installations.items()}
             result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
-            if result is not None:
-                sync_claims(site.environment, site.history())
+            if result is None:
+                salvaging.refuse_lost(site)
+            else:
+                # It is settled by now: a claim that cannot be written must not hide that.
+                with contextlib.suppress(OSError, HostError):
+                    sync_claims(site.environment, site.history())
             recovery.collect(site.state)
-    except HostError:
+    except HostError as error:
         # A read-only environment in which nothing was interrupted needs nothing.
-        if site.journal() is not None or not site.state.path.is_dir():
+        settled = site.journal() is None and site.state.path.is_dir()
+        if not settled or error.code == "ledger-lost":
             raise
-        site.history()  # A ledger that cannot be read is something: its error names the way out.
+        # A ledger that cannot be read, or is gone, is something: its error names the way out.
+        site.history()
+        salvaging.refuse_lost(site)
         return None
     return result

@@ -43,11 +43,12 @@ class Salvaged:
 def salvage(site: Site, command: str) -> Salvaged:
     """Put upstream's content back into every file that was ours. Takes the lock.
 
-    Raises UsageError when the ledger can be read: then `revert` is the way.
+    Raises UsageError when the ledger can be read and knows what is on disk: then `revert` is the
+    way.
     """
     with site.state.lock(command), checkouts_held(site.environment):
-        _require_lost(site)
-        moved = _move_aside(site)
+        damaged = _require_lost(site)
+        moved = _move_aside(site) if damaged else None
         _drop_journal(site)
         owned, left = _find(site)
         if owned:
@@ -57,10 +58,29 @@ def salvage(site: Site, command: str) -> Salvaged:
         return Salvaged(tuple(path for _, path in owned), left, moved)
 
 
-def _require_lost(site: Site) -> None:
+def refuse_lost(site: Site) -> None:
+    """Raise HostError where the ledger is gone and files still hold what it spoke of.
+
+    A new ledger would know nothing of them, and their originals would count as rubbish.
+    """
+    if site.state.ledger.exists() or not site.store.digests():
+        return
+    owned, _left = _find(site)
+    if owned:
+        files = sorted(path for _, path in owned)
+        raise HostError(
+            f"the ledger {site.state.ledger} is gone, and {', '.join(files)} hold what it spoke of",
+            code="ledger-lost",
+            hint="the originals are still there: `sm120patch recover --lost-ledger` puts them back",
+            details={"paths": files},
+        )
+
+
+def _require_lost(site: Site) -> bool:
+    """Return whether there is a damaged ledger; UsageError when nothing was lost."""
     if not site.state.ledger.exists():
         if site.store.digests():
-            return
+            return False
         raise UsageError(
             f"{site.state.path} keeps no contents: nothing was ever patched here, or all is lost",
             hint="`sm120patch audit` compares every file with upstream's",
@@ -71,7 +91,7 @@ def _require_lost(site: Site) -> None:
                 ledger.contents()
     except HostError as error:
         if error.code == "ledger-damaged":
-            return
+            return True
         raise
     raise UsageError(
         f"the ledger {site.state.ledger} is intact",
@@ -79,11 +99,9 @@ def _require_lost(site: Site) -> None:
     )
 
 
-def _move_aside(site: Site) -> Path | None:
+def _move_aside(site: Site) -> Path:
     """Keep a damaged ledger under another name, with the journal that SQLite left to it."""
     ledger = site.state.ledger
-    if not ledger.exists():
-        return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     moved = ledger.with_name(f"{ledger.name}.damaged-{stamp}-{os.getpid()}")
     journal = ledger.with_name(f"{ledger.name}-journal")

@@ -15,10 +15,11 @@ import pytest
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.plan import History
+from tests.support.audited import FILES, publish
 from tests.support.catalogue import A_TEXT, KERNEL, A
 from tests.support.command import CHECKOUT, run_after
 from tests.support.faults.rejecting import STAND_IN, write_profile
-from tests.support.place import Checkout, Place, checked, refused
+from tests.support.place import A_WITH_ONE, KERNEL_OPEN, Checkout, Place, checked, refused
 
 APPLY_ONE = [
     *(sys.executable, "-m", "sm120patch"),
@@ -121,6 +122,74 @@ def test_recover_does_not_call_a_damaged_ledger_nothing(place: Place) -> None:
     assert place.facts() == after
     assert place.done("recover", "--lost-ledger")["restored"] == [A]
     assert place.done("recover")["outcome"] == "nothing"
+
+
+def test_recover_does_not_call_a_ledger_that_is_gone_nothing(place: Place) -> None:
+    place.stage("one")
+    lose_ledger(place, "deleted")
+    after = place.facts()
+    error = refused(place.run("recover"), 10, "is gone", A, "recover --lost-ledger")
+    assert error["code"] == "ledger-lost"
+    assert place.facts() == after and not (place.state / "ledger.sqlite3").exists()
+    assert place.done("recover", "--lost-ledger")["restored"] == [A]
+    assert place.done("recover")["outcome"] == "nothing"
+
+
+@pytest.mark.parametrize("command", [("apply", "kernel", "--no-verify"), ("adopt", "kernel")])
+def test_no_new_ledger_takes_the_place_of_one_that_is_gone(
+    place: Place, command: tuple[str, ...]
+) -> None:
+    """It would know nothing of what is on disk, and the originals would count as rubbish."""
+    place.stage("one")
+    if command[0] == "adopt":
+        place.write(KERNEL, KERNEL_OPEN)
+        for target, files in FILES.items():
+            publish(place.root / "wheels", target, "1.0", files)
+        words = ("--wheel-dir", str(place.root / "wheels"), "--offline", "--gpu", "12.0")
+        command = (*command, *words)
+    lose_ledger(place, "deleted")
+    after = place.facts()
+    refused(place.run(*command), 10, "is gone", A, "recover --lost-ledger")
+    assert place.facts() == after and place.litter() == []
+    assert set(place.done("recover", "--lost-ledger")["restored"]) >= {A}
+    assert place.read(A) == A_TEXT
+
+
+def test_what_an_interrupted_command_leaves_without_a_ledger_loses_no_original(
+    place: Place,
+) -> None:
+    place.stage("one")
+    kill = """
+import os
+from sm120patch import transaction
+transaction.on_checkpoint = lambda label: label.startswith("replace") and os.kill(os.getpid(), 9)
+"""
+    words = ("apply", "kernel", "--no-verify", "--allow-running")
+    assert run_after(kill, *words, *place.options).code == -9
+    lose_ledger(place, "deleted")
+    assert place.done("recover")["outcome"] == "undone"
+    assert place.changed() == {A} and place.litter() == []
+    refused(place.run("recover"), 10, "is gone", A, "recover --lost-ledger")
+    assert place.done("recover", "--lost-ledger")["restored"] == [A]
+    assert place.changed() == set()
+
+
+def test_a_command_that_was_killed_before_it_began_has_lost_no_ledger(place: Place) -> None:
+    """Contents are kept from then on, but nothing is patched: not even what was done by hand."""
+    place.write(A, A_WITH_ONE)
+    place.write(KERNEL, KERNEL_OPEN)
+    for target, files in FILES.items():
+        publish(place.root / "wheels", target, "1.0", files)
+    kill = """
+import os
+from sm120patch import transaction
+transaction.on_checkpoint = lambda label: label.startswith("store") and os.kill(os.getpid(), 9)
+"""
+    words = ("adopt", "bundle", "--wheel-dir", place.root / "wheels", "--offline", "--gpu", "12.0")
+    assert run_after(kill, *words, *place.options).code == -9
+    assert place.done("recover")["outcome"] == "nothing"
+    assert A in {path for _kind, path in place.findings()}
+    assert "ledger" not in str(place.run("audit").result["findings"])
 
 
 def test_a_ledger_of_a_newer_version_is_not_taken_for_lost(place: Place) -> None:
