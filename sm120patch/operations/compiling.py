@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,7 @@ def _compile(
     python, root = site.environment.python, site.environment.installations[TARGET].root
     cwd = Path(settings.cwd) if settings.cwd else scratch
     generator = duty.check.generator
+    _let_pass(history)
     built = build(python, generator, environ, cwd, settings.owner, limit, say)
     _require_arch(built, settings.capability, environ)
     with tempfile.TemporaryDirectory(dir=scratch) as place:
@@ -194,6 +196,19 @@ def _environ_for(site: Site, environ: Mapping[str, str], settings: Settings) -> 
         root = site.environment.installations[TARGET].root
         found[ARCH_LIST] = arch_list(root, settings.capability)
     return found
+
+
+def _let_pass(history: History) -> None:
+    """Wait until the changed files are of the past: what is built before that is out of date.
+
+    A file that was patched in the second of its installation carries the next whole second.
+    """
+    times = [0.0]
+    for (target, path), file in history.files.items():
+        if target == TARGET:
+            with contextlib.suppress(OSError):
+                times.append(Path(file.root, path).stat().st_mtime)
+    time.sleep(min(1.0, max(0.0, max(times) - time.time())))
 
 
 def _has_gpu(capability: str) -> bool:

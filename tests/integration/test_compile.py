@@ -15,6 +15,8 @@ import pytest
 from sm120patch.caches import freshness
 from sm120patch.compiling import compiler
 from sm120patch.errors import HostError
+from sm120patch.ledger import read_ledger
+from sm120patch.operations import compiling
 from tests.support import jit
 from tests.support.command import CHECKOUT, run, run_after
 from tests.support.compileplace import (
@@ -55,6 +57,18 @@ def test_an_apply_compiles_ahead_and_proves_the_change_from_ptx(place: CompilePl
     (event,) = place.done("history")["events"]
     assert event["kind"] == "staged" and event["data"]["compiled"] == [found]
     assert place.done("status")["sets"][-1]["counts"] is False, "compiled is not verified"
+
+
+def test_what_is_compiled_begins_after_the_time_of_its_headers(place: CompilePlace) -> None:
+    """One of this second carries the next, and what ninja starts before that it will do again."""
+    place.apply("lift")
+    file = place.site / GATE
+    soon = time.time() + 0.4
+    os.utime(file, (soon, soon))
+    with read_ledger(place.prefix / ".sm120patch" / "ledger.sqlite3") as ledger:
+        assert ledger is not None
+        compiling._let_pass(ledger.history())
+    assert time.time() >= soon
 
 
 @pytest.mark.slow
