@@ -19,7 +19,7 @@ from sm120patch.verify.verdict import Findings
 METRIC = "output_throughput"
 """The metric whose ratio decides; all others are recorded beside it."""
 
-_VOLATILE = frozenset(("pid", "started_at", "random_seed", "internal_states", "gpus", "patched",
+VOLATILE = frozenset(("pid", "started_at", "random_seed", "internal_states", "gpus", "patched",
                        "gates_closed", "last_gen_throughput", "max_total_num_tokens"))  # fmt: skip
 
 _IDENTITY = ("scenario", "seed", "time_scale", "topology", "virtualized", "model_path", "tp_size")
@@ -239,7 +239,7 @@ class Record:
         infos = [blocks[-1].info if (blocks := self.of(arm)) else {} for arm in Arm]
         if not all(infos):
             return {}
-        keys = sorted({*infos[0], *infos[1]} - _VOLATILE)
+        keys = sorted({*infos[0], *infos[1]} - VOLATILE)
         pairs = {key: [infos[0].get(key), infos[1].get(key)] for key in keys}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -1,0 +1,190 @@
+"""What differs between two nodes and could make one slower, with how probable it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sm120patch.fleet.node import Details, Measurement, NodeFacts
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One thing that differs."""
+
+    rank: int
+    """The lower, the more probable."""
+    matter: str
+    values: tuple[str, str]
+    """In words, of both nodes."""
+    slower: str = ""
+    """Name of the node that it would make slower; empty where it may be either."""
+    why: str = ""
+
+
+def reasons(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
+    """Return everything that differs between two known nodes, in no order."""
+    mine, theirs = one.details or Details(), other.details or Details()
+    yield from _of_sets(one, other)
+    yield from _of_code(one, other)
+    yield from _of_troubles(one, other)
+    yield from _of_caches(one, other, mine, theirs)
+    yield from _of_readings(one, other, mine.measurement, theirs.measurement)
+    yield from _of_host(one, other)
+    yield from _of_checks(mine, theirs)
+    yield from _of_launch(mine.measurement, theirs.measurement)
+
+
+def _of_sets(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
+    for name in sorted({*one.sets, *other.sets}):
+        a, b = one.sets.get(name), other.sets.get(name)
+        states = [s.label if s is not None else "not in its catalogue" for s in (a, b)]
+        quiet = all(s is None or s.is_quiet for s in (a, b))
+        if states[0] != states[1] and not quiet:
+            on = [s is not None and s.state == "applied" for s in (a, b)]
+            slower = "" if on[0] == on[1] else one.name if on[1] else other.name
+            why = f"the patched code does not count as applied on {slower}" if slower else ""
+            yield Reason(10, f"state of {name}", (states[0], states[1]), slower, why)
+        elif a is not None and b is not None and not quiet:
+            if a.digest != b.digest:
+                yield Reason(20, f"contents of {name}", (a.digest[:12], b.digest[:12]))
+            if a.verdict != b.verdict:
+                yield Reason(60, f"verdict of {name}", (a.verdict or "none", b.verdict or "none"))
+            if a.selected != b.selected:
+                shown = [", ".join(s.selected) or "none" for s in (a, b)]
+                yield Reason(21, f"optional changes of {name}", (shown[0], shown[1]))
+
+
+def _of_code(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
+    for target in sorted({*one.versions, *other.versions}):
+        versions = [n.versions.get(target, "not installed") for n in (one, other)]
+        if versions[0] != versions[1]:
+            yield Reason(15, f"version of {target}", (versions[0], versions[1]))
+    if one.code != other.code:
+        shown = [n.code[:12] or "unknown" for n in (one, other)]
+        yield Reason(25, "code of the packages", (shown[0], shown[1]), why="not the same program")
+
+
+_HEAVY = {
+    "stale-server": (5, "the running server is older than the files"),
+    "stale-build": (6, "a compiled module is older than its source"),
+    "stale-bytecode": (7, "Python runs old bytecode in place of the source"),
+    "carrier": (16, "something outside the packages changes them at start"),
+}
+"""Kind of the audit's finding -> rank and what it means."""
+
+
+def _of_troubles(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
+    """Findings of the audit that only one of them has."""
+    seen = [{(t.kind, t.target, t.path): t for t in n.troubles} for n in (one, other)]
+    for index, node in enumerate((one, other)):
+        for key in seen[index]:
+            if key in seen[1 - index]:
+                continue
+            rank, why = _HEAVY.get(key[0], (50, ""))
+            shown = ["-", "-"]
+            shown[index] = f"{key[2]}: {seen[index][key].detail}"
+            yield Reason(
+                rank, key[0], (shown[0], shown[1]), slower=node.name if why else "", why=why
+            )
+
+
+def _of_caches(
+    one: NodeFacts, other: NodeFacts, mine: Details, theirs: Details
+) -> Iterator[Reason]:
+    if mine.modules is None or theirs.modules is None:
+        return
+    live = [{(m.name, m.arch): m.live for m in d.modules or ()} for d in (mine, theirs)]
+    for name, arch in sorted(live[0].keys() | live[1].keys()):
+        states = [found.get((name, arch), "not known there") for found in live]
+        if states[0] == states[1]:
+            continue
+        waiting = [s == "nothing" for s in states]
+        slower = "" if waiting[0] == waiting[1] else (one.name if waiting[0] else other.name)
+        why = "not compiled yet: the first requests wait for the compiler" if slower else ""
+        shown = ["not compiled" if s == "nothing" else s for s in states]
+        yield Reason(8, f"compiled module {name}", (shown[0], shown[1]), slower=slower, why=why)
+    notes = [set(d.cache_notes) for d in (mine, theirs)]
+    for index, node in enumerate((one, other)):
+        for note in sorted(notes[index] - notes[1 - index]):
+            shown = ["-", "-"]
+            shown[index] = note
+            yield Reason(9, "caches", (shown[0], shown[1]), slower=node.name)
+
+
+_FIGURES: Mapping[str, tuple[str, str, float]] = {
+    "power_limit_w": ("power limit of a GPU", "W", 0.02),
+    "sm_mhz": ("SM clock under load", "MHz", 0.03),
+    "mem_mhz": ("memory clock under load", "MHz", 0.03),
+    "power_w": ("power of a GPU under load", "W", 0.10),
+    "temp_c": ("temperature under load", "°C", 0.15),
+}
+"""Figure -> words, unit, and the share below which a difference is not worth a word."""
+
+
+def _of_readings(
+    one: NodeFacts, other: NodeFacts, mine: Measurement | None, theirs: Measurement | None
+) -> Iterator[Reason]:
+    """Clocks, power and throttling while they were measured."""
+    if mine is None or theirs is None or mine.kind != theirs.kind:
+        return
+    for name, (words, unit, least) in _FIGURES.items():
+        a, b = mine.gpus.get(name), theirs.gpus.get(name)
+        if a is None or b is None or abs(a - b) <= least * max(abs(a), abs(b)):
+            continue
+        lower = one.name if a < b else other.name
+        hotter = other.name if a < b else one.name
+        slower = hotter if name == "temp_c" else lower
+        yield Reason(12, words, (f"{a:.0f} {unit}", f"{b:.0f} {unit}"), slower)
+    for reason in sorted({*mine.throttled, *theirs.throttled}):
+        a, b = (m.throttled.get(reason, 0.0) for m in (mine, theirs))
+        if abs(a - b) > 0.05:
+            slower = one.name if a > b else other.name
+            yield Reason(11, f"throttled: {reason}", (f"{a:.0%}", f"{b:.0%}"), slower)
+
+
+def _of_host(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
+    if one.host is None or other.host is None:
+        return
+    gpus = [h.gpu_words or "none" for h in (one.host, other.host)]
+    if gpus[0] != gpus[1]:
+        counts = [len(h.gpus) for h in (one.host, other.host)]
+        fewer = one.name if counts[0] < counts[1] else other.name
+        yield Reason(3, "GPUs", (gpus[0], gpus[1]), slower=fewer if counts[0] != counts[1] else "")
+    words = [", ".join(h.topology) for h in (one.host, other.host)]
+    if words[0] != words[1]:
+        yield Reason(14, "topology", (words[0], words[1]))
+    if one.host.driver != other.host.driver:
+        shown = [h.driver or "none" for h in (one.host, other.host)]
+        yield Reason(30, "driver", (shown[0], shown[1]))
+
+
+_RANKS = {"pcie-link": 13, "p2p": 13, "acs": 18, "iommu": 18, "ancestor": 18, "numa": 19}
+_ELSEWHERE = frozenset(("gpus", "servers", "message-size"))
+_BAD = ("problem", "warning")
+
+
+def _of_checks(mine: Details, theirs: Details) -> Iterator[Reason]:
+    """What doctor judged differently; free disk and memory differ everywhere, so only by status."""
+    for name in sorted({*mine.checks, *theirs.checks} - _ELSEWHERE):
+        a, b = mine.checks.get(name), theirs.checks.get(name)
+        by_status = name.startswith(("disk-", "build-memory"))
+        same = a == b or (by_status and a is not None and b is not None and a.status == b.status)
+        if not same and mine.checks and theirs.checks:
+            shown = [f"{c.status}: {c.summary}" if c is not None else "-" for c in (a, b)]
+            yield Reason(_RANKS.get(name, 40), f"doctor: {name}", (shown[0], shown[1]))
+
+
+def _of_launch(mine: Measurement | None, theirs: Measurement | None) -> Iterator[Reason]:
+    """Options of the servers that were measured, by what they said of themselves."""
+    if mine is None or theirs is None:
+        return
+    fields = sorted({*mine.server, *theirs.server})
+    differing = [f for f in fields if mine.server.get(f) != theirs.server.get(f)]
+    for field in differing[:50]:
+        shown = [m.server.get(field, "-") for m in (mine, theirs)]
+        yield Reason(17, f"server: {field}", (shown[0], shown[1]))
+    if not fields and mine.command != theirs.command:
+        yield Reason(17, "command line of the server", (mine.command, theirs.command))
+    if mine.profile != theirs.profile:
+        yield Reason(45, "profile of the verification", (mine.profile[:12], theirs.profile[:12]))
