@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
      "signing", "ownership",
      "packages", "published", "tuning"),
     ("transaction", "recovery", "exchange", "verify", "simhost", "audit", "report", "doctor",
-     "exports", "compiling"),
+     "exports", "compiling", "fleet"),
     ("operations",),
     ("cli", "__main__"),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sm120patch.model import State
 from sm120patch.verify.profile import parse
 from tests.support.catalogue import write_catalogue, write_environment
 from tests.support.command import run
+from tests.support.facts import GATHERED, small, write_facts
 from tests.support.tuning import write_record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +78,7 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
     table = {
         name: set(re.findall(r"`([a-z_]+)`", keys))
         for names, keys in re.findall(r"^\| (`.*?`) \| (`.*`) \|$", JSON, re.MULTILINE)
-        for name in re.findall(r"`([a-z]+)`", names)
+        for name in re.findall(r"`([a-z-]+)`", names)
     }
     prefix, catalogue = tmp_path / "env", write_catalogue(tmp_path / "catalogue")
     write_environment(prefix)
@@ -93,6 +95,7 @@ def test_json_results_have_the_documented_keys(tmp_path: Path) -> None:
             "one", "--releases", "0.0", "--offline", "--catalogue", catalogue, "--output", "json",
         ),
         "audit": here,
+        "fleet-report": (write_facts(tmp_path / "facts", small()), "--output", "json"),
         "doctor": here,
         "caches": here,
         "revert": ("--all", "--allow-running", *here),
@@ -125,3 +128,31 @@ def test_every_kind_of_finding_is_documented_and_can_be_chosen() -> None:
     text = (ROOT / "docs" / "audit.md").read_text()
     kinds = [kind.value for kind in Kind]
     assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == kinds == list(KINDS)
+
+
+def test_every_kind_of_finding_in_a_fleet_is_documented_and_can_be_chosen() -> None:
+    from sm120patch.cli.fleetreport import KINDS
+    from sm120patch.fleet.overview import Kind
+
+    table = (
+        (ROOT / "docs" / "fleet.md").read_text().partition("## Findings")[2].partition("\n## ")[0]
+    )
+    kinds = [kind.value for kind in Kind]
+    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == kinds == list(KINDS)
+
+
+def test_the_facts_in_the_documents_are_read_and_answers_have_the_documented_keys(
+    tmp_path: Path,
+) -> None:
+    text = (ROOT / "docs" / "fleet.md").read_text()
+    facts = small()
+    example = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    assert set(example) == set(facts) and set(example["commands"]) == set(GATHERED)
+    table = text.partition("## The facts of a node")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z_]+)` \| [^`]", table, re.MULTILINE)[:2] == ["schema", "node"]
+    documented = set(re.findall(r"`([a-z_]+)`", text.partition("## `--output json`")[2]))
+    ran = run("fleet-report", write_facts(tmp_path / "facts", facts, small("other")),
+              "--compare", facts["node"], "other", "--output", "json")  # fmt: skip
+    result = ran.result
+    keys = {*result, *result["nodes"][0], *result["nodes"][0]["sets"][0], *result["compare"]}
+    assert keys <= documented, keys - documented

@@ -33,6 +33,7 @@ COMMANDS = {
     "caching": ("caches",),
     "signing": ("sign",),
     "fleet": ("fleet-path",),
+    "fleetreport": ("fleet-report",),
 }
 """Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
 

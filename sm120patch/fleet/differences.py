@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from sm120patch.fleet.node import NodeFacts, SetFacts
@@ -21,8 +21,8 @@ class Difference:
     aspect: str
     """`state`, `contents`, `verdict`, `revision`, `selection`, `profile`, `version`, `tool`,
     `driver`, `gpus`, `topology` or `evidence-age`."""
-    subject: str
-    """Set or package, or empty."""
+    subjects: tuple[str, ...]
+    """Sets or packages in which the same nodes differ in the same way; empty for a host."""
     usual: str | None
     """What more than half of the nodes have; None when no value is so common."""
     usual_count: int
@@ -38,7 +38,7 @@ class Difference:
     def title(self) -> str:
         """Aspect and subject in words."""
         words = WORDS[self.aspect]
-        return f"{words} of {self.subject}" if self.subject else words
+        return f"{words} of {', '.join(self.subjects)}" if self.subjects else words
 
 
 WORDS: Mapping[str, str] = {
@@ -56,6 +56,8 @@ WORDS: Mapping[str, str] = {
     "evidence-age": "age of the evidence",
 }
 """Aspect -> words, in the order in which they are looked at and shown."""
+HEAVY = frozenset({"state", "contents", "version", "selection", "revision", "gpus"})
+"""Aspects in which the code that runs differs, or what it runs on."""
 
 
 def sets_of_interest(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
@@ -82,7 +84,18 @@ def differences(nodes: Sequence[NodeFacts], late: timedelta) -> tuple[Difference
                 found += _late(nodes, subject, late)
             else:
                 found += _aspect(aspect, subject, [(n, _value(aspect, subject, n)) for n in nodes])
-    return tuple(found)
+    return tuple(_merged(found))
+
+
+def _merged(found: Sequence[Difference]) -> Iterator[Difference]:
+    """Sets that were verified together differ together: say so once."""
+    kept: dict[object, Difference] = {}
+    for one in found:
+        others = tuple((value, tuple(n.key for n in nodes)) for value, nodes in one.others)
+        key = (one.aspect, one.usual, one.usual_count, others)
+        known = kept.get(key)
+        kept[key] = one if known is None else replace(known, subjects=known.subjects + one.subjects)
+    yield from kept.values()
 
 
 def _subjects(aspect: str, nodes: Sequence[NodeFacts], sets: Sequence[str]) -> Sequence[str]:
@@ -142,7 +155,7 @@ def _aspect(
             holders.setdefault(value, []).append(node)
     others = sorted(holders.items(), key=lambda item: (len(item[1]), item[0]))
     yield Difference(
-        aspect, subject, usual, counts[usual] if usual is not None else 0,
+        aspect, (subject,) if subject else (), usual, counts[usual] if usual is not None else 0,
         tuple((value, tuple(nodes)) for value, nodes in others),
     )  # fmt: skip
 
@@ -156,7 +169,7 @@ def _late(nodes: Sequence[NodeFacts], name: str, late: timedelta) -> Iterator[Di
     old = [(node, at) for node, at in dated if middle - at > late]
     if old:
         others = tuple((_day(at), (node,)) for node, at in sorted(old, key=lambda x: x[1]))
-        yield Difference("evidence-age", name, _day(middle), len(dated) - len(old), others)
+        yield Difference("evidence-age", (name,), _day(middle), len(dated) - len(old), others)
 
 
 def _day(at: datetime) -> str:

@@ -168,8 +168,10 @@ class NodeFacts:
     tool: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     sets: Mapping[str, SetFacts] = field(default_factory=dict)
+    content: str = ""
+    """`content` of status: digest of what the files of its sets hold, and of the versions."""
     code: str = ""
-    """Digest of all that the packages hold; empty when it cannot be told."""
+    """Digest of all that the packages hold, foreign edits too; empty when it cannot be told."""
     troubles: tuple[Trouble, ...] = ()
     more_troubles: int = 0
     """Findings beyond those that are kept."""

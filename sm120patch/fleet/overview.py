@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
-from sm120patch.fleet.differences import Difference, differences, sets_of_interest
+from sm120patch.fleet.differences import HEAVY, Difference, differences, sets_of_interest
 from sm120patch.fleet.expected import Expected
 from sm120patch.fleet.node import NodeFacts
 
@@ -63,7 +63,9 @@ class Row:
     groups: tuple[str, ...]
     differs: tuple[Own, ...]
     unequal: bool
-    """It belongs to a group that is unequal."""
+    """It holds other code than most nodes of its group, or its group has no majority."""
+    weight: int = 0
+    """How much it stands out."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,14 @@ def overview(
     groups = tuple(_group(name, found, labels) for name, found in sorted(members.items()))
     known = [node for node in every if not node.unknown]
     differing = differences(known, late)
-    bad = {label for group in groups if group.equal is False for label in group.nodes}
+    bad = {key for found in members.values() for key in _minority(found)}
     where, own = _groups_of(members), _own(differing)
     rows = [
-        Row(n, labels[n.key], where.get(n.key, ()), own.get(n.key, ()), labels[n.key] in bad)
+        Row(n, labels[n.key], where.get(n.key, ()),
+            tuple((d.title, value, d.usual) for d, value in own.get(n.key, ())), n.key in bad,
+            _weight(n, [d for d, _value in own.get(n.key, ())]))
         for n in every
-    ]
+    ]  # fmt: skip
     return Fleet(
         rows=tuple(sorted(rows, key=_rank)),
         sets=sets_of_interest(known),
@@ -169,21 +173,36 @@ def _groups_of(
     return found
 
 
-def _own(differing: Sequence[Difference]) -> dict[tuple[str, str], tuple[Own, ...]]:
-    """Node -> in what it differs."""
-    found: dict[tuple[str, str], list[Own]] = {}
+def _minority(members: Sequence[NodeFacts]) -> Iterator[tuple[str, str]]:
+    """Nodes of an unequal group that do not hold what most of it holds."""
+    told = [node for node in members if not node.unknown and node.code]
+    counts = Counter(node.code for node in told)
+    if len(counts) > 1:
+        code, count = counts.most_common(1)[0]
+        usual = code if 2 * count > len(told) else None
+        yield from (node.key for node in told if node.code != usual)
+
+
+def _own(
+    differing: Sequence[Difference],
+) -> dict[tuple[str, str], list[tuple[Difference, str]]]:
+    """Node -> in what it differs, with its value."""
+    found: dict[tuple[str, str], list[tuple[Difference, str]]] = {}
     for difference in differing:
         for value, nodes in difference.others:
             for node in nodes:
-                own = (difference.title, value, difference.usual)
-                found.setdefault(node.key, []).append(own)
-    return {key: tuple(own) for key, own in found.items()}
+                found.setdefault(node.key, []).append((difference, value))
+    return found
 
 
-def _rank(row: Row) -> tuple[bool, bool, int, int, str]:
-    node = row.node
-    outlying = sum(usual is not None for _aspect, _value, usual in row.differs)
-    return (not row.unequal, not node.unknown, -outlying, -len(node.troubles), row.label)
+def _weight(node: NodeFacts, differing: Sequence[Difference]) -> int:
+    # Where there is no majority nobody stands out by it.
+    own = [difference for difference in differing if difference.usual is not None]
+    return sum(100 if d.aspect in HEAVY else 10 for d in own) + min(len(node.troubles), 9)
+
+
+def _rank(row: Row) -> tuple[bool, bool, int, str]:
+    return (not row.unequal, not row.node.unknown, -row.weight, row.label)
 
 
 def _findings(
@@ -243,16 +262,19 @@ def names(labels: Sequence[str], most: int = 6) -> str:
 
 
 def _audited(rows: Sequence[Row], *, only_unknown: bool) -> Iterator[Finding]:
-    """Findings of the audits, those of several nodes in one."""
+    """Findings of the audits; what several nodes or several files have alike is said once."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         for trouble in row.node.troubles if not row.node.unknown else ():
             if (trouble.kind == Kind.UNKNOWN.value) is only_unknown:
                 where = trouble.path if trouble.path not in ("", "-") else trouble.target
                 found.setdefault((trouble.kind, where, trouble.detail), []).append(row.label)
-    kind = Kind.UNKNOWN if only_unknown else Kind.FINDING
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (name, where, detail), labels in found.items():
-        yield Finding(kind, name, f"{where}: {detail}", tuple(sorted(set(labels))))
+        alike.setdefault((name, detail, tuple(sorted(set(labels)))), []).append(where)
+    kind = Kind.UNKNOWN if only_unknown else Kind.FINDING
+    for (name, detail, nodes), places in alike.items():
+        yield Finding(kind, name, f"{names(places)}: {detail}", nodes)
 
 
 @dataclass(frozen=True)

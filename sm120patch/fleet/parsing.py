@@ -131,6 +131,7 @@ def _filled(base: NodeFacts, facts: Record, how: Reading) -> NodeFacts:
         prefix=text(status, "prefix", most=1000),
         versions={_clipped(target): _clipped(version) for target, version in versions.items()},
         sets=_sets(status, environment),
+        content=text(status, "content", most=64),
         code="" if any(t.kind == "unknown" for t in troubles) else _code(packages),
         troubles=tuple(troubles[:_MOST_TROUBLES]),
         more_troubles=max(len(troubles) - _MOST_TROUBLES, 0),

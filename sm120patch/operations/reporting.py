@@ -107,7 +107,12 @@ def write_page(subject: Subject, path: Path) -> Written:
     """Write the page about `subject`; a file there is replaced, anything else is refused."""
     from sm120patch.report.page import render
 
-    data = render(subject).encode("utf-8", "replace")
+    return write_html(render(subject), path)
+
+
+def write_html(text: str, path: Path) -> Written:
+    """Write a page; a file there is replaced, anything else is refused."""
+    data = text.encode("utf-8", "replace")
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UsageError(f"{path} is there and is no regular file", hint="name another file")
     try:

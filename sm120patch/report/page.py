@@ -12,7 +12,7 @@ from sm120patch.plaintext import clean
 from sm120patch.report.view import Subject, build
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 
 def render(subject: Subject) -> str:
@@ -21,7 +21,12 @@ def render(subject: Subject) -> str:
     Control characters are shown, not passed on. The page forbids scripts and loads from anywhere
     by its own policy, so that even a mistake here could not run anything.
     """
-    return _environment().get_template("page.html.j2").render(page=build(subject))
+    return template("page.html.j2").render(page=build(subject))
+
+
+def template(name: str) -> Template:
+    """Template of a page: every word from outside that it prints is escaped and cleaned."""
+    return _environment().get_template(name)
 
 
 @cache

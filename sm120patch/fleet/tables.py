@@ -1,0 +1,209 @@
+"""A fleet, and a comparison of two nodes, for people at a terminal: outliers first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from sm120patch.fleet.compare import Comparison, Speed
+from sm120patch.fleet.node import NodeFacts, SetFacts
+from sm120patch.fleet.overview import Fleet, Kind, Row, names
+from sm120patch.fleet.words import age_words
+from sm120patch.plaintext import clean, counted, table
+
+_MOST_FINDINGS = 40
+_MOST_REASONS = 30
+_WIDE = 160
+
+
+def fleet_text(fleet: Fleet, now: datetime, *, every: bool = False) -> str:
+    """Summary, findings, and a table of all nodes; nodes alike share a line unless `every`."""
+    lines = [_summary(fleet)]
+    lines += [_finding(kind, subject, detail) for kind, subject, detail in _shown(fleet)]
+    rest = len(fleet.findings) - _MOST_FINDINGS
+    lines += (
+        [f"and {counted(rest, 'finding')} more: see --output json or --html"] if rest > 0 else []
+    )
+    classes = _classes(fleet.rows, fleet.sets, every=every)
+    return "\n".join([*lines, "", table(_rows(classes, fleet, now))])
+
+
+def _summary(fleet: Fleet) -> str:
+    unknown = len(fleet.unknown)
+    parts = [counted(len(fleet.rows), "node")]
+    parts += [f"{unknown} UNKNOWN"] if unknown else []
+    unequal = sum(group.equal is False for group in fleet.groups)
+    parts += [f"{counted(unequal, 'group')} UNEQUAL"] if unequal else []
+    parts += [f"{name} applied on {fleet.applied(name)}" for name in fleet.sets]
+    common = _common_versions(fleet)
+    return _line(", ".join(parts) + (f"  ({common})" if common else ""), 2000)
+
+
+def _shown(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
+    for finding in fleet.findings[:_MOST_FINDINGS]:
+        where = names(finding.nodes)
+        if finding.kind is Kind.UNEQUAL:
+            yield "UNEQUAL", f"group {finding.subject}", finding.detail
+        elif finding.kind is Kind.DIFFERS:
+            yield finding.kind.value, finding.subject, finding.detail
+        else:
+            subject = "" if finding.subject == "node" else f"{finding.subject}: "
+            yield finding.kind.value, where, f"{subject}{finding.detail}"
+
+
+def _finding(kind: str, subject: str, detail: str) -> str:
+    return f"{kind:10} {_line(subject)}: {_line(detail)}"
+
+
+def _line(words: str, most: int = 400) -> str:
+    flat = clean(words).replace("\n", " ")
+    return flat if len(flat) <= most else flat[: most - 1] + "…"
+
+
+Class = tuple[list[str], Row]
+"""Labels of nodes that are alike in all that the table shows, and one of them."""
+
+
+def _classes(rows: Sequence[Row], sets: Sequence[str], *, every: bool) -> list[Class]:
+    found: dict[object, Class] = {}
+    for row in rows:
+        key: object = row.label if every or row.node.unknown else _signature(row, sets)
+        found.setdefault(key, ([], row))[0].append(row.label)
+    return list(found.values())
+
+
+def _signature(row: Row, sets: Sequence[str]) -> tuple[object, ...]:
+    node = row.node
+    cells = tuple(_cells(node.sets.get(name)) for name in sets)
+    host = () if node.host is None else (node.host.gpu_words, node.host.driver)
+    troubles = tuple(sorted({t.kind for t in node.troubles}))
+    return (row.unequal, row.groups, tuple(node.versions.items()), node.code, cells, host,
+            node.tool, troubles, row.differs)  # fmt: skip
+
+
+def _rows(classes: Sequence[Class], fleet: Fleet, now: datetime) -> Iterator[tuple[str, ...]]:
+    kept = _columns(fleet)
+    yield (*_kept(("NODES", "GROUP", "VERSIONS", "CODE"), kept),
+           "SET", "STATE", "CONTENTS", "VERDICT", "EVIDENCE")  # fmt: skip
+    for labels, row in classes:
+        node = row.node
+        head = _kept(_head(labels, row), kept)
+        if node.unknown:
+            yield (*head, "-", "UNKNOWN", "-", "-", _line(node.unknown, _WIDE))
+            continue
+        for name in fleet.sets:
+            found = node.sets.get(name)
+            yield (*head, name, *_cells(found), _age(found, now))
+            head = ("",) * len(head)
+        if not fleet.sets:
+            yield (*head, "-", "-", "-", "-", "-")
+
+
+def _columns(fleet: Fleet) -> tuple[bool, ...]:
+    """Which of the first columns are worth their room."""
+    return True, bool(fleet.groups), _common_versions(fleet) is None, True
+
+
+def _kept(cells: tuple[str, ...], columns: tuple[bool, ...]) -> tuple[str, ...]:
+    return tuple(cell for cell, kept in zip(cells, columns, strict=True) if kept)
+
+
+def _common_versions(fleet: Fleet) -> str | None:
+    """Versions of all known nodes where they are the same."""
+    found = {_versions(row) for row in fleet.rows if not row.node.unknown}
+    return found.pop() if len(found) == 1 else None
+
+
+def _versions(row: Row) -> str:
+    return ", ".join(f"{n} {v}" for n, v in sorted(row.node.versions.items())) or "nothing to patch"
+
+
+def _head(labels: Sequence[str], row: Row) -> tuple[str, str, str, str]:
+    shown = labels[0] if len(labels) == 1 else f"{names(labels, 3)} ({len(labels)})"
+    groups = ",".join(row.groups) or "-"
+    versions = "-" if row.node.unknown else _line(_versions(row), 80)
+    return _line(shown, _WIDE), _line(groups, 40), versions, row.node.code[:12] or "?"
+
+
+def _cells(found: SetFacts | None) -> tuple[str, str, str]:
+    """State, contents, verdict with its kind."""
+    if found is None:
+        return "-", "-", "-"
+    verdict = f"{found.verdict} ({found.kind})" if found.verdict else "-"
+    return found.label, found.digest[:12] or "-", verdict
+
+
+def _age(found: SetFacts | None, now: datetime) -> str:
+    return "-" if found is None or found.at is None else f"{age_words(now - found.at)} old"
+
+
+# --- two nodes ----------------------------------------------------------------------------------
+
+
+def comparison_text(found: Comparison) -> str:
+    """Answer, measured levels, reasons in order, and what was not looked at."""
+    if found.unknown:
+        return answer(found)
+    lines = [answer(found), ""]
+    lines += [speed_words(speed, found.one, found.other) for speed in found.speeds]
+    lines += [f"not compared: {_line(text)}" for text in found.not_compared]
+    if found.reasons:
+        rows: list[tuple[str, ...]] = [
+            ("WHAT DIFFERS", found.one.name, found.other.name, "SLOWER", "WHY")
+        ]
+        rows += [
+            (_line(r.matter, 60), *(_line(v, 60) for v in r.values), r.slower or "-", r.why or "-")
+            for r in found.reasons[:_MOST_REASONS]
+        ]
+        lines += ["", table(rows)]
+        rest = len(found.reasons) - _MOST_REASONS
+        lines += [f"and {rest} more: see --output json"] if rest > 0 else []
+    lines += [f"not looked at: {_line(text)}" for text in found.missing]
+    return "\n".join(lines)
+
+
+def answer(found: Comparison) -> str:
+    """Say in one sentence which node is slower, and by what most probably."""
+    if found.unknown:
+        nodes = [node for node in (found.one, found.other) if node.unknown]
+        return "; ".join(f"{node.name} is unknown: {_line(node.unknown)}" for node in nodes)
+    if found.slower:
+        return f"{found.slower} is slower, by more than noise; {_because(found)}"
+    one, other = found.one.name, found.other.name
+    if any(speed.beyond_noise for speed in found.speeds):
+        said = f"which of {one} and {other} is slower depends on the load"
+    elif any(speed.interval.bounded for speed in found.speeds):
+        said = f"{one} and {other} differ by no more than noise where both were measured"
+    else:
+        said = f"how fast {one} and {other} are was not measured alike"
+    if not found.reasons:
+        return f"{said}; nothing in the facts differs that could explain a difference"
+    first = found.reasons[0]
+    return f"{said}; what differs most tellingly: {_of(first.matter, first.why)}"
+
+
+def _because(found: Comparison) -> str:
+    """The most probable reason for the slower node."""
+    if not found.reasons:
+        return "nothing in the facts explains it"
+    for reason in found.reasons:
+        if reason.slower == found.slower:
+            return f"most probable: {_of(reason.matter, reason.why)}"
+    first = _line(found.reasons[0].matter)
+    return f"of what differs nothing is known to make it so; first: {first}"
+
+
+def _of(matter: str, why: str) -> str:
+    return _line(f"{matter} ({why})" if why else matter)
+
+
+def speed_words(speed: Speed, one: NodeFacts, other: NodeFacts) -> str:
+    """Both levels, the ratio with its interval, and whether that is more than noise."""
+    found = speed.interval
+    levels = f"{one.name} {speed.one:.1f} tok/s, {other.name} {speed.other:.1f} tok/s"
+    if not found.bounded:
+        return f"{_line(speed.workload)}: {levels}: too few server starts to tell"
+    low, high = ((bound - 1) * 100 for bound in (found.sure_low, found.sure_high))
+    words = f"{(found.ratio - 1) * 100:+.1f} % ({low:+.1f} % to {high:+.1f} %, 99 %)"
+    told = "more than noise" if speed.beyond_noise else "no more than noise"
+    return f"{_line(speed.workload)}: {levels}: {words}: {told}"

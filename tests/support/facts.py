@@ -1,0 +1,129 @@
+"""Facts of nodes for `fleet-report`: of real environments, and what may be wrong with them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tests.support.command import Ran
+
+GATHERED: dict[str, tuple[str, ...]] = {
+    "status": (), "audit": (), "doctor": (), "history": ("--limit", "20"), "caches": (),
+}  # fmt: skip
+Facts = dict[str, Any]
+
+
+def facts_of(
+    node: str, prefix: Path, run: Callable[..., Ran], *, groups: tuple[str, ...] = ()
+) -> Facts:
+    """What the playbook writes for a node whose environment is `prefix`."""
+    return {
+        "schema": 1,
+        "kind": "sm120patch-facts",
+        "node": node,
+        "groups": list(groups),
+        "environment": str(prefix),
+        "collected_at": datetime.now(timezone.utc).isoformat(),
+        "reachable": True,
+        "reason": None,
+        "tool": "0.1.0",
+        "commands": {name: run(name, *words).json for name, words in GATHERED.items()},
+    }
+
+
+def envelope(command: str, **result: Any) -> dict[str, Any]:
+    """What a command prints that has found nothing to complain of."""
+    return {"schema": 1, "command": command, "ok": True, "exit_code": 0, "errors": [],
+            "result": result}  # fmt: skip
+
+
+def small(node: str = "gpu-01", *, now: datetime | None = None, **changes: Any) -> Facts:
+    """Facts of a node with one set, applied and verified on real GPUs; no command is run."""
+    evidence = {"id": 4, "at": "2026-11-20T12:00:00+00:00", "kind": "real", "verdict": "improved",
+                "passed": True, "sets": ["one"], "host": "h" * 64, "profile": "p" * 64}  # fmt: skip
+    entry = {"id": "one", "state": "applied", "label": "applied", "counts": True, "reason": "",
+             "role": "requested", "revision": 1, "with": [], "evidence": evidence}  # fmt: skip
+    other = {"id": "two", "state": "absent", "label": "absent", "counts": False, "reason": "",
+             "role": "", "revision": 1, "with": [], "evidence": None}  # fmt: skip
+    file = {"path": "sglang/a.py", "state": "ours", "sha256": "a" * 64, "changes": ["one/first"],
+            "pristine_sha256": "b" * 64, "known_as": ""}  # fmt: skip
+    package = {"target": "sglang", "version": "0.5.9", "kind": "wheel", "root": "/opt/x",
+               "origin": "/opt/x/RECORD", "files": [file]}  # fmt: skip
+    environment = {"prefix": "/opt/sglang", "names": [], "packages": [package], "findings": [],
+                   "sets": [{**entry, "verification": evidence}]}  # fmt: skip
+    gpu = {"name": "RTX", "index": 0, "uuid": f"GPU-{node}"}
+    host = {"gpus": [gpu, gpu], "driver": "580.95", "topology": ["2-gpus", "p2p"]}
+    return {
+        "schema": 1,
+        "kind": "sm120patch-facts",
+        "node": node,
+        "groups": [],
+        "environment": "/opt/sglang",
+        "collected_at": (now or datetime.now(timezone.utc)).isoformat(),
+        "reachable": True,
+        "reason": None,
+        "tool": "0.1.0",
+        "commands": {
+            "status": envelope("status", prefix="/opt/sglang", versions={"sglang": "0.5.9"},
+                               content="c" * 64, sets=[entry, other]),
+            "audit": envelope("audit", environments=[environment], findings=[]),
+            "doctor": envelope("doctor", host=host, checks=[], flags=[]),
+            "history": envelope("history", events=[]),
+            "caches": envelope("caches", touched=[], traps=[], problems=[], processes=[]),
+        },
+        **changes,
+    }  # fmt: skip
+
+
+def unreachable(node: str, reason: str = "ssh: connection timed out") -> Facts:
+    """What the playbook writes for a node that does not answer."""
+    return {
+        "schema": 1, "kind": "sm120patch-facts", "node": node, "groups": [], "environment": None,
+        "collected_at": datetime.now(timezone.utc).isoformat(), "reachable": False,
+        "reason": reason, "tool": None, "commands": {},
+    }  # fmt: skip
+
+
+def renamed(facts: Facts, node: str, **changes: Any) -> Facts:
+    """The same facts of another node, with other values at the top."""
+    return {**copy.deepcopy(facts), "node": node, **changes}
+
+
+def write_facts(directory: Path, *every: Facts) -> Path:
+    """Write one file a node; return the directory."""
+    directory.mkdir(exist_ok=True)
+    for facts in every:
+        (directory / f"{facts['node']}.json").write_text(json.dumps(facts))
+    return directory
+
+
+def result(facts: Facts, command: str) -> dict[str, Any]:
+    """Result of one command within facts, to be changed."""
+    found: dict[str, Any] = facts["commands"][command]["result"]
+    return found
+
+
+def set_of(facts: Facts, name: str) -> dict[str, Any]:
+    """One set of `status` within facts, to be changed."""
+    (found,) = (s for s in result(facts, "status")["sets"] if s["id"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def made_real(facts: Facts) -> Facts:
+    """The same facts as if the evidence had come from real GPUs, and satisfied the audit."""
+    changed = copy.deepcopy(facts)
+    for entry in result(changed, "status")["sets"]:
+        if entry["evidence"]:
+            entry.update(counts=True, label="applied")
+            entry["evidence"]["kind"] = "real"
+    for place in (result(changed, "audit"), *result(changed, "audit")["environments"]):
+        place["findings"] = [f for f in place["findings"] if f["kind"] != "unverified"]
+    for event in result(changed, "history")["events"]:
+        if event["evidence"]:
+            event["evidence"]["kind"] = event["evidence"]["data"]["kind"] = "real"
+    return changed

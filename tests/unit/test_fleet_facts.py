@@ -1,0 +1,230 @@
+"""Facts of a node: what is believed, and what makes it unknown."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from sm120patch.fleet.node import NodeFacts
+from sm120patch.fleet.parsing import Reading, parse
+from sm120patch.fleet.words import age_words, moment
+from tests.support.facts import Facts, result, set_of, small, unreachable
+
+NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
+HOW = Reading(NOW, timedelta(hours=24))
+
+
+def read(facts: Any, stem: str = "gpu-01", how: Reading = HOW) -> NodeFacts:
+    return parse(json.dumps(facts).encode(), f"{stem}.json", stem, how)
+
+
+def changed(change: Callable[[Facts], object]) -> NodeFacts:
+    facts = small(now=NOW)
+    change(facts)
+    return read(facts)
+
+
+def environment(facts: Facts) -> dict[str, Any]:
+    (found,) = result(facts, "audit")["environments"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_whole_file_is_read():
+    node = read(small(now=NOW, groups=["server-0"]))
+    assert node.unknown == "" and node.name == "gpu-01" and node.groups == ("server-0",)
+    assert node.versions == {"sglang": "0.5.9"} and node.tool == "0.1.0"
+    one, two = node.sets["one"], node.sets["two"]
+    assert one.counts and one.label == "applied" and one.verdict == "improved"
+    assert one.digest and one.at == datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
+    assert two.is_quiet and two.digest == "" and not two.counts
+    assert node.host is not None and node.host.gpu_words == "2 x RTX"
+    assert len(node.code) == 64 and node.content == "c" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: f.update(schema=2), "schema 2"),
+        (lambda f: f.update(schema=True), "schema True"),
+        (lambda f: f.update(kind="other"), "kind"),
+        (lambda f: f.pop("kind"), "kind"),
+        (lambda f: f.update(node="../etc"), "no name"),
+        (lambda f: f.update(node=7), "no name"),
+        (lambda f: f.update(node="gpu-02"), "is of gpu-02, not of gpu-01"),
+        (lambda f: f.update(reachable=None), "reachable"),
+        (lambda f: f.update(reachable="true"), "reachable"),
+        (lambda f: f.update(collected_at="yesterday"), "collected_at"),
+        (lambda f: f.update(collected_at="2026-11-30T12:00:00"), "collected_at"),
+        (lambda f: f.update(collected_at=(NOW - timedelta(hours=25)).isoformat()), "stale"),
+        (lambda f: f.update(collected_at=(NOW + timedelta(hours=1)).isoformat()), "clocks"),
+        (lambda f: f.update(commands=None), "facts are missing: status"),
+        (lambda f: f["commands"].pop("audit"), "facts are missing: audit"),
+        (lambda f: f["commands"].update(audit=None), "facts are missing: audit"),
+        (lambda f: f["commands"]["audit"].update(result=None), "no answer of audit"),
+        (lambda f: f["commands"].update(audit=f["commands"]["status"]), "no answer of audit"),
+        (lambda f: f["commands"]["status"].update(schema=3), "no answer of status"),
+        (lambda f: result(f, "status").update(prefix="/opt/other"), "status is of /opt/other"),
+        (lambda f: result(f, "status").update(prefix=""), "status is of ?"),
+        (lambda f: result(f, "audit").update(environments=[]), "audit of nothing"),
+        (lambda f: result(f, "status").update(versions={"sglang": "9"}), "different versions"),
+        (lambda f: set_of(f, "one").update(state="perfect"), "'perfect'"),
+        (lambda f: set_of(f, "one").update(id="a\x1b[31m"), "malformed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_relied_on_is_unknown(change: Callable[[Facts], object], words: str):
+    node = changed(change)
+    assert words in node.unknown
+    assert node.name == "gpu-01" or words == "no name"
+    assert node.sets == {} and node.code == ""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"NaN", b"[" * 100_000, b"1" * 5000, b"{}"],
+)
+def test_what_is_no_object_of_ours_is_unknown(data: bytes):
+    node = parse(data, "gpu-01.json", "gpu-01", HOW)
+    assert node.name == "gpu-01" and "malformed" in node.unknown
+
+
+def test_a_node_that_was_not_reached_is_unknown_with_its_reason():
+    node = read(unreachable("gpu-01", "ssh: no route to host"))
+    assert node.unknown == "was not reached: ssh: no route to host"
+
+
+def test_the_reason_of_a_command_that_failed_is_told():
+    facts = small(now=NOW)
+    error = {"code": "host", "message": "no interpreter", "hint": None, "details": {}}
+    facts["commands"]["audit"].update(result=None, exit_code=10, ok=False, errors=[error])
+    assert read(facts).unknown == "audit failed there: no interpreter"
+
+
+def test_answers_with_findings_and_of_an_interrupted_change_are_answers():
+    facts = small(now=NOW)
+    facts["commands"]["audit"].update(exit_code=1, ok=False)
+    facts["commands"]["status"].update(exit_code=7, ok=False)
+    set_of(facts, "one").update(state="interrupted", counts=False)
+    node = read(facts)
+    assert node.unknown == "" and node.sets["one"].label == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "label"),
+    [
+        ({"kind": "simulated"}, "applied (simulated)"),
+        ({"kind": "rehearsal"}, "applied (rehearsal)"),
+        ({"kind": "REAL"}, "applied (without a passed verification)"),
+        ({"passed": False}, "applied (without a passed verification)"),
+        ({"passed": "true"}, "applied (without a passed verification)"),
+        ({"kind": None}, "applied (without a passed verification)"),
+    ],
+)
+def test_a_claim_without_real_passed_evidence_never_counts(evidence: dict[str, Any], label: str):
+    def claim(facts: Facts) -> None:
+        set_of(facts, "one")["counts"] = True
+        set_of(facts, "one")["evidence"].update(evidence)
+
+    node = changed(claim)
+    assert not node.sets["one"].counts and node.sets["one"].label == label
+
+
+def test_a_claim_without_any_evidence_never_counts():
+    def claim(facts: Facts) -> None:
+        set_of(facts, "one")["evidence"] = None
+        environment(facts)["sets"] = []
+
+    node = changed(claim)
+    assert node.unknown == "" and not node.sets["one"].counts
+    assert changed(lambda f: set_of(f, "one").update(counts=False)).sets["one"].label == (
+        "applied (not counted)"
+    )
+
+
+def test_one_foreign_file_makes_it_other_code_but_no_other_contents_of_a_set():
+    def foreign(facts: Facts) -> None:
+        file = {"path": "sglang/z.py", "state": "foreign", "sha256": "f" * 64, "changes": []}
+        environment(facts)["packages"][0]["files"].append(file)
+
+    usual, other = read(small(now=NOW)), changed(foreign)
+    assert other.code != usual.code and other.sets["one"].digest == usual.sets["one"].digest
+
+
+def test_places_and_order_of_files_do_not_matter_and_commits_do():
+    facts = small(now=NOW)
+    package = environment(facts)["packages"][0]
+    package["files"] += [{"path": p, "sha256": "e" * 64, "changes": ["one/b"]} for p in "ab"]
+    turned = copy.deepcopy(facts)
+    environment(turned)["packages"][0]["files"].reverse()
+    environment(turned)["packages"][0].update(root="/elsewhere", origin="/elsewhere/RECORD")
+    one, other = read(facts), read(turned)
+    assert one.code == other.code and one.sets["one"].digest == other.sets["one"].digest
+    codes = set()
+    for commit in ("1" * 40, "2" * 40):
+        package["origin"] = f"git commit {commit} of /src"
+        codes.add(read(facts).code)
+    assert len(codes | {one.code}) == 3
+
+
+def test_content_that_the_audit_could_not_tell_is_no_code():
+    finding = {"kind": "unknown", "target": "sglang", "path": "-", "detail": "no RECORD"}
+    node = changed(lambda f: environment(f)["findings"].append(finding))
+    assert node.unknown == "" and node.code == "" and node.troubles[0].detail == "no RECORD"
+
+
+def test_what_the_audit_found_on_the_host_counts_for_the_node():
+    finding = {"kind": "stale-server", "target": "-", "path": "1", "detail": "old"}
+    both = [{**finding, "environment": None}, {**finding, "environment": "/opt/other"}]
+    node = changed(lambda f: result(f, "audit")["findings"].extend(both))
+    assert [t.kind for t in node.troubles] == ["stale-server"]
+
+
+def test_what_is_unknown_is_not_cut_off_with_the_other_findings():
+    def many(facts: Facts) -> None:
+        usual = {"kind": "foreign", "target": "sglang", "path": "x", "detail": "d"}
+        environment(facts)["findings"] += [*[usual] * 500, {**usual, "kind": "unknown"}]
+
+    node = changed(many)
+    assert node.troubles[0].kind == "unknown" and node.more_troubles == 401
+    assert node.code == ""
+
+
+def test_a_set_that_only_the_audit_knows_is_by_hand():
+    def by_hand(facts: Facts) -> None:
+        set_of(facts, "two").update(state="drifted")
+        environment(facts)["sets"] += [{"id": n, "state": "by-hand"} for n in ("two", "three")]
+
+    node = changed(by_hand)
+    assert [node.sets[n].label for n in ("two", "three")] == ["by-hand", "by-hand"]
+
+
+def test_another_name_of_the_environment_is_the_same_environment():
+    def through_a_link(facts: Facts) -> None:
+        environment(facts).update(prefix="/srv/x", names=["/opt/sglang"])
+
+    assert changed(through_a_link).unknown == ""
+
+
+def test_a_file_may_be_named_after_node_and_environment():
+    assert read(small(now=NOW), "gpu-01@second").unknown == ""
+    assert "not of gpu-011" in read(small(now=NOW), "gpu-011").unknown
+
+
+@pytest.mark.parametrize("words", ["2026-11-30T12:00:00Z", "2026-11-30T13:00:00+01:00"])
+def test_times_of_any_offset_are_the_same_time(words: str):
+    assert moment(words) == NOW
+
+
+@pytest.mark.parametrize("words", ["", "now", "2026-11-30", "9" * 40, "0001-01-01T00:00:00+23:59"])
+def test_what_is_no_time_is_none(words: str):
+    assert moment(words) is None
+
+
+def test_ages_are_said_in_the_unit_that_fits():
+    said = [age_words(timedelta(hours=h)) for h in (0.5, 7.5, 288)]
+    assert said == ["30 min", "7.5 h", "12.0 days"]
