@@ -30,6 +30,7 @@ SKEW = timedelta(minutes=10)
 """How far ahead of the reader's clock the gatherer's may be."""
 
 _MOST_SETS = 500
+_MOST_PACKAGES = 50
 _MOST_TROUBLES = 100
 _WORDS = 300
 _COMMIT = re.compile(r"^git commit ([0-9a-f]{40}|[0-9a-f]{64}) of ")
@@ -121,6 +122,8 @@ def _filled(base: NodeFacts, facts: Record, how: Reading) -> NodeFacts:
     environment = _environment(audit, text(status, "prefix", most=1000))
     versions = {t: v for t in record(status, "versions") if (v := text(status, "versions", t))}
     packages = records(environment, "packages")
+    if max(len(packages), len(versions)) > _MOST_PACKAGES:
+        raise _Unusable(f"malformed facts: {max(len(packages), len(versions))} packages")
     audited = {text(p, "target"): text(p, "version") for p in packages}
     if audited != versions:
         raise _Unusable("status and audit name different versions: something changed in between")

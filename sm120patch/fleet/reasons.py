@@ -32,6 +32,7 @@ def reasons(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
     yield from _of_readings(one, other, mine.measurement, theirs.measurement)
     yield from _of_host(one, other)
     yield from _of_checks(mine, theirs)
+    yield from _of_flags(mine, theirs)
     yield from _of_launch(mine.measurement, theirs.measurement)
 
 
@@ -173,6 +174,16 @@ def _of_checks(mine: Details, theirs: Details) -> Iterator[Reason]:
         if not same and mine.checks and theirs.checks:
             shown = [f"{c.status}: {c.summary}" if c is not None else "-" for c in (a, b)]
             yield Reason(_RANKS.get(name, 40), f"doctor: {name}", (shown[0], shown[1]))
+
+
+def _of_flags(mine: Details, theirs: Details) -> Iterator[Reason]:
+    """Options and variables that are set on one of them and do nothing there."""
+    if not all("doctor" in found.collected for found in (mine, theirs)):
+        return
+    flags = [set(found.idle_flags) for found in (mine, theirs)]
+    for index in range(2):
+        for flag in sorted(flags[index] - flags[1 - index]):
+            yield Reason(35, "flag without effect", (flag, "-") if index == 0 else ("-", flag))
 
 
 def _of_launch(mine: Measurement | None, theirs: Measurement | None) -> Iterator[Reason]:

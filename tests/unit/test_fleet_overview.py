@@ -224,9 +224,11 @@ def test_the_page_shows_every_node_with_what_it_stands_out_by():
              parse(b"<script>", "x.json", "gpu-51", HOW)]  # fmt: skip
     page = Page(render(overview(every), None, NOW, "9.9"))
     check_harmless(page)
-    for words in ("Nodes that serve as one hold different code", "UNEQUAL", "gpu-00", "drifted",
-                  "gpu-51", "UNKNOWN", "malformed facts", "state of one: drifted, usually applied",
-                  "improved (real)", "2 x RTX", "driver 580.95", "sglang 0.5.9", "9.9"):  # fmt: skip
+    for words in (
+        "Nodes that serve as one hold different code", "UNEQUAL", "gpu-00", "drifted", "gpu-51",
+        "UNKNOWN", "malformed facts", "state of one: drifted, usually applied", "improved (real)",
+        "2 x RTX", "driver 580.95", "sglang 0.5.9", "9.9",
+    ):  # fmt: skip
         assert words in page.text, words
     places = [page.text.rindex(f" {name} s0 ") for name in ("gpu-50", "gpu-00")]
     assert places == sorted(places), "outliers first"

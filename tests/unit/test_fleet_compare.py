@@ -1,0 +1,306 @@
+"""Why is one node slower than another: what is named, in which order, and what is not claimed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from sm120patch.fleet.answers import comparison_dict
+from sm120patch.fleet.compare import Comparison, compare
+from sm120patch.fleet.node import NodeFacts
+from sm120patch.fleet.overview import overview
+from sm120patch.fleet.page import render
+from sm120patch.fleet.parsing import Reading, parse
+from sm120patch.fleet.tables import comparison_text
+from tests.support.facts import Facts, result, set_of, small, unreachable
+from tests.support.pages import Page, check_harmless
+
+NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
+HOW = Reading(NOW, timedelta(days=1), deep=True)
+Change = Callable[[Facts], object]
+
+
+def event(level: float, *, spread: float = 0.004, starts: int = 3, **data: Any) -> dict[str, Any]:
+    """An event whose evidence has three repeats a server start around `level`."""
+    wobble = (-spread, 0.0, spread)
+    gpu = {"power_w": {"mean": 300.0}, "sm_mhz": {"mean": 2400.0}, "power_limit_w": 600.0,
+           "throttled": {}}  # fmt: skip
+    blocks = [
+        {"workloads": {"c64": [{"output_throughput": level * (1 + w + wobble[n % 3] / 3)}
+                               for w in wobble]},
+         "telemetry": {"gpus": [gpu, copy.deepcopy(gpu)]}}
+        for n in range(starts)
+    ]  # fmt: skip
+    return {
+        "id": 9, "kind": "applied", "at": "2026-11-20T12:00:00+00:00", "data": {"end": "b"},
+        "evidence": {"id": 4, "kind": "real", "verdict": "improved", "profile": "p" * 64,
+                     "at": "2026-11-20T12:00:00+00:00",
+                     "data": {"client": "native", "workloads": [
+                         {"name": "c64", "input_len": 256, "output_len": 128, "concurrency": 64,
+                          "prompts": 128}],
+                         "arms": {"patched": {"blocks": blocks,
+                                              "server_info": {"tp_size": 2, "pid": 1}}},
+                         "blocks_run": ["patched"] * starts,
+                         "commands": {"patched": "serve"}, **data}},
+    }  # fmt: skip
+
+
+def blocks_of(facts: Facts) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = data_of(facts)["arms"]["patched"]["blocks"]
+    return found
+
+
+def data_of(facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = result(facts, "history")["events"][0]["evidence"]["data"]
+    return found
+
+
+def node(name: str, level: float | None = 1000.0, *changes: Change) -> NodeFacts:
+    facts = small(name, now=NOW)
+    result(facts, "history")["events"] = [] if level is None else [event(level)]
+    for change in changes:
+        change(facts)
+    found = parse(json.dumps(facts).encode(), "", name, HOW)
+    assert found.unknown == "", found.unknown
+    return found
+
+
+def pair(*changes: Change, level: float = 1000.0) -> Comparison:
+    """Node `a` at 1000 tokens a second against a node `b` with these changes."""
+    return compare(node("a"), node("b", level, *changes))
+
+
+def matters(found: Comparison) -> list[str]:
+    return [reason.matter for reason in found.reasons]
+
+
+def everything(found: Comparison) -> str:
+    """Text, page and JSON hold the same; the text is returned."""
+    page = Page(render(overview([found.one, found.other]), found, NOW, "9.9"))
+    check_harmless(page)
+    assert json.dumps(comparison_dict(found))
+    return comparison_text(found)
+
+
+def test_two_nodes_that_are_alike_give_no_reason_and_no_difference():
+    found = pair()
+    assert found.reasons == () and found.slower == "" and found.missing == ()
+    assert "differ by no more than noise" in everything(found)
+    assert "nothing in the facts differs" in everything(found)
+
+
+def test_a_slower_node_is_told_with_its_interval_and_without_an_invented_reason():
+    found = pair(level=900.0)
+    (speed,) = found.speeds
+    assert found.slower == "b" and speed.beyond_noise
+    assert 0.85 < speed.interval.sure_low < 0.9 < speed.interval.sure_high < 0.95
+    assert "nothing in the facts explains it" in everything(found)
+    assert compare(found.other, found.one).slower == "b", "in whichever order they are named"
+
+
+def test_a_difference_within_noise_is_not_called_slower():
+    noisy = node("b", 970.0)
+    assert compare(node("a"), noisy).slower == "b", "quiet nodes: 3 % is seen"
+    loud = [node(n, None, lambda f, at=at: result(f, "history")["events"].append(
+        event(at, spread=0.08))) for n, at in (("a", 1000.0), ("b", 970.0))]  # fmt: skip
+    found = compare(*loud)
+    assert found.slower == "" and not found.speeds[0].beyond_noise
+    assert "no more than noise" in everything(found)
+
+
+def test_one_start_each_decides_only_what_no_noise_explains():
+    def once(level: float) -> Change:
+        return lambda f: result(f, "history")["events"].append(event(level, starts=1))
+
+    for level, slower in ((900.0, ""), (236.0, "b")):
+        found = compare(node("a", None, once(1867.0)), node("b", None, once(level * 1.867)))
+        assert found.slower == slower, level
+
+
+def test_noise_that_was_known_before_is_used_where_both_nodes_know_it():
+    def floor(sd: float) -> Change:
+        def change(facts: Facts) -> None:
+            data_of(facts)["noise"] = {"c64": {"floor": {"sd": sd, "df": 1e6}}}
+
+        return change
+
+    assert compare(node("a", 1000.0, floor(0.05)), node("b", 970.0, floor(0.05))).slower == ""
+    assert compare(node("a", 1000.0, floor(0.002)), node("b", 990.0, floor(0.001))).slower == "b"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: data_of(f)["workloads"][0].update(prompts=9), "not the same load"),
+        (lambda f: data_of(f).update(client="bench_serving"), "not the same load"),
+        (lambda f: data_of(f)["workloads"][0].update(name="x"), "no workload"),
+        (lambda f: result(f, "history")["events"][0]["evidence"].update(kind="simulated"),
+         "one measurement is real, the other simulated"),
+        (lambda f: result(f, "history")["events"].clear(), "has no measurement"),
+        (lambda f: result(f, "history")["events"][0].update(kind="experiment"), "no measurement"),
+    ],
+)  # fmt: skip
+def test_levels_that_say_nothing_about_each_other_are_not_compared(change: Change, words: str):
+    def renamed(facts: Facts) -> None:
+        change(facts)
+        if data_name(facts) == "x":
+            for block in blocks_of(facts):
+                block["workloads"] = {"x": block["workloads"].pop("c64")}
+
+    found = pair(renamed, level=500.0)
+    assert not [s for s in found.speeds if s.beyond_noise] and found.slower == ""
+    assert words in everything(found)
+
+
+def data_name(facts: Facts) -> str:
+    events = result(facts, "history")["events"]
+    return str(events[0]["evidence"]["data"]["workloads"][0]["name"]) if events else ""
+
+
+def test_without_any_measurement_what_differs_is_told_all_the_same():
+    found = compare(node("a", None), node("b", None, lambda f: f.update(tool="0")))
+    assert "was not measured alike" in everything(found) and found.slower == ""
+    assert found.not_compared == ("neither node has a measurement with figures",)
+
+
+def lost(facts: Facts) -> None:
+    set_of(facts, "one").update(state="lost", counts=False, evidence=None)
+    (environment,) = result(facts, "audit")["environments"]
+    environment["packages"][0]["files"] = []
+    environment["sets"] = []
+
+
+def finding(kind: str) -> Change:
+    entry = {"kind": kind, "target": "sglang", "path": "x", "detail": "d"}
+    return lambda f: result(f, "audit")["environments"][0]["findings"].append(entry)
+
+
+def module(live: str) -> Change:
+    entry = {"module": "trtllm_comm", "arch": "120a", "live": live}
+    return lambda f: result(f, "caches")["touched"].append(entry)
+
+
+def check(status: str, summary: str, name: str = "pcie-link") -> Change:
+    entry = {"id": name, "status": status, "summary": summary}
+    return lambda f: result(f, "doctor")["checks"].append(entry)
+
+
+def gpu_reading(name: str, value: object) -> Change:
+    def change(facts: Facts) -> None:
+        for block in blocks_of(facts):
+            for gpu in block["telemetry"]["gpus"]:
+                gpu[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "matter", "against"),
+    [
+        (lost, "state of one", "b"),
+        (finding("stale-server"), "stale-server", "b"),
+        (finding("foreign"), "foreign", ""),
+        (lambda f: result(f, "doctor")["host"]["gpus"].pop(), "GPUs", "b"),
+        (lambda f: result(f, "doctor")["host"].update(driver="1"), "driver", ""),
+        (lambda f: result(f, "doctor")["host"].update(topology=["no-p2p"]), "topology", ""),
+        (gpu_reading("power_limit_w", 300.0), "power limit of a GPU", "b"),
+        (gpu_reading("sm_mhz", {"mean": 1500.0}), "SM clock under load", "b"),
+        (gpu_reading("throttled", {"sw-thermal": 0.4}), "throttled: sw-thermal", "b"),
+        (gpu_reading("temp_c", {"mean": 85.0}), "", ""),
+        (lambda f: data_of(f)["arms"]["patched"]["server_info"].update(tp_size=4),
+         "server: tp_size", ""),
+        (lambda f: data_of(f)["arms"]["patched"]["server_info"].update(pid=99), "", ""),
+        (lambda f: result(f, "history")["events"][0]["evidence"].update(profile="q"),
+         "profile of the verification", ""),
+        (lambda f: set_of(f, "one")["evidence"].update(verdict="no-regression"),
+         "verdict of one", ""),
+        (lambda f: set_of(f, "one").update({"with": ["x"]}), "optional changes of one", ""),
+        (lambda f: result(f, "caches")["traps"].append("jit-cache wins"), "caches", "b"),
+        (lambda f: result(f, "caches")["processes"].append(
+            {"pid": 7, "library": "x.so", "restart_needed": True}), "caches", "b"),
+        (lambda f: result(f, "doctor")["flags"].append(
+            {"name": "FLAG", "value": "1", "place": "server 9", "reason": "does nothing"}),
+         "flag without effect", ""),
+    ],
+)  # fmt: skip
+def test_every_kind_of_difference_is_named(change: Change, matter: str, against: str):
+    found = pair(change)
+    if not matter:
+        assert found.reasons == ()
+        return
+    (reason,) = (r for r in found.reasons if r.matter == matter)
+    assert reason.slower == against and reason.values[0] != reason.values[1]
+    assert matter in everything(found)
+    turned = compare(found.other, found.one)
+    (back,) = (r for r in turned.reasons if r.matter == matter)
+    assert back.values == reason.values[::-1] and back.slower == against
+
+
+def test_modules_that_are_not_compiled_are_a_reason():
+    one, other = node("a", 1000.0, module("patched")), node("b", 900.0, module("nothing"))
+    found = compare(one, other)
+    assert matters(found) == ["compiled module trtllm_comm"]
+    assert "most probable: compiled module trtllm_comm (not compiled yet" in everything(found)
+
+
+def test_checks_of_doctor_differ_by_words_and_free_room_only_by_status():
+    a = [check("ok", "x16"), check("ok", "62 GiB", "disk-builds")]
+    b = [check("warning", "GPU 1 runs at x8"), check("ok", "50 GiB", "disk-builds")]
+    found = compare(node("a", 1.0, *a), node("b", 1.0, *b))
+    assert matters(found) == ["doctor: pcie-link"]
+    b[1] = check("problem", "0 GiB", "disk-builds")
+    found = compare(node("a", 1.0, *a), node("b", 1.0, *b))
+    assert matters(found) == ["doctor: pcie-link", "doctor: disk-builds"]
+
+
+def test_the_most_probable_reason_comes_first_and_those_against_the_slower_node_before():
+    faults = (gpu_reading("sm_mhz", {"mean": 1500.0}), lost,
+              lambda f: result(f, "doctor")["host"].update(driver="1"))  # fmt: skip
+    found = pair(*faults, level=800.0)
+    assert matters(found)[:2] == ["state of one", "SM clock under load"]
+    assert matters(found)[-1] == "driver"
+    assert "most probable: state of one (the patched code does not count" in everything(found)
+    # The faults are on the faster node now: they come last, and are not called the reason.
+    one, other = check("warning", "x8"), check("ok", "x16")
+    slower = compare(node("a", 500.0, one), node("b", 1000.0, *faults, other))
+    assert slower.slower == "a" and matters(slower)[0] != "state of one"
+    assert "of what differs nothing is known to make it so" in everything(slower)
+
+
+def test_what_was_not_collected_is_said():
+    found = compare(node("a"), node("b", 1000.0, lambda f: f["commands"].pop("doctor")))
+    assert found.missing == ("b: doctor not collected",)
+    assert "not looked at: b: doctor" in everything(found)
+
+
+def test_a_measurement_of_another_content_is_said_to_be_one():
+    found = pair(lambda f: set_of(f, "one")["evidence"].update(id=5))
+    assert found.missing == ("b: its newest measurement is not of what is on disk now",)
+
+
+def test_a_rejected_set_leaves_the_baseline_that_was_measured():
+    def rejected(facts: Facts) -> None:
+        set_of(facts, "one").update(state="rejected", counts=False, evidence=None)
+        (found,) = result(facts, "history")["events"]
+        found.update(kind="rejected", data={"end": "a"})
+        arms = data_of(facts)["arms"]
+        arms["baseline"] = copy.deepcopy(arms["patched"])
+        for block in arms["patched"]["blocks"]:
+            for figures in block["workloads"]["c64"]:
+                figures["output_throughput"] /= 8
+        data_of(facts)["blocks_run"] = ["baseline"] * 3 + ["patched"] * 3
+
+    found = pair(rejected)
+    assert round(found.speeds[0].other) == 1000 and found.slower == ""
+
+
+def test_nothing_is_compared_with_an_unknown_node():
+    gone = parse(json.dumps(unreachable("b")).encode(), "", "b", HOW)
+    found = compare(node("a"), gone)
+    assert found.unknown and found.reasons == () and found.speeds == ()
+    assert everything(found) == "b is unknown: was not reached: ssh: connection timed out"
