@@ -23,6 +23,8 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	MYPYPATH=sm120patch/collections $(VENV)/bin/mypy --config-file= --strict --python-version 3.10 \
+	  --explicit-package-bases --ignore-missing-imports -p ansible_collections.sm120patch.fleet.plugins
 	$(VENV)/bin/python tools/pin_payloads.py --check
 
 check: lint test-all

@@ -72,8 +72,8 @@ class Answer(NamedTuple):
     @property
     def error(self) -> dict[str, Any] | None:
         """Why there is no result, as the tool says it."""
-        errors = self.envelope.get("errors") or [None]
-        return errors[0]
+        errors: list[dict[str, Any]] = self.envelope.get("errors") or []
+        return errors[0] if errors else None
 
 
 class NoAnswerError(Exception):
@@ -128,21 +128,35 @@ def options(**named: Any) -> list[str]:
     return words
 
 
+def succeed(module: AnsibleModule, found: dict[str, Any]) -> NoReturn:
+    """End the task well, with what it returns."""
+    module.exit_json(**found)
+    raise SystemExit
+
+
+def give_up(module: AnsibleModule, found: dict[str, Any]) -> NoReturn:
+    """End the task with a failure, with what it returns."""
+    module.fail_json(**found)
+    raise SystemExit(1)
+
+
 class Tool:
     """The command on this node, for one environment and catalogue."""
 
-    def __init__(self, module: AnsibleModule) -> None:
-        """Find the executable; ends the task where there is none."""
+    def __init__(self, module: AnsibleModule, found: dict[str, Any] | None = None) -> None:
+        """Find the executable; ends the task where there is none.
+
+        `found` is what a task returns that ends in a failure; it may grow later.
+        """
         self._module = module
+        self._found = {} if found is None else found
         params = module.params
         named = params["executable"]
         self._executable = module.get_bin_path(named, required=False)
         if self._executable is None:
-            module.fail_json(
-                msg=f"there is no executable {named} on this node\n"
-                "hint: install sm120patch there (role sm120patch.fleet.install), or set executable",
-                failure="no-tool",
-            )
+            missing = f"there is no executable {named} on this node"
+            hint = "install sm120patch there (role sm120patch.fleet.install), or set executable"
+            give_up(module, {"msg": f"{missing}\nhint: {hint}", "failure": "no-tool"})
         self._catalogue = options(
             catalogue=absolute(params["catalogue"]),
             extra_catalogue=[absolute(path) for path in params["extra_catalogues"]],
@@ -164,15 +178,13 @@ class Tool:
         try:
             return read(command, code, out, err)
         except NoAnswerError as error:
-            self._module.fail_json(
-                msg=f"sm120patch {command} gave no answer: {error}",
-                failure="no-answer",
-                rc=code,
-            )
+            message = f"sm120patch {command} gave no answer: {error}"
+            told = {"msg": message, "failure": "no-answer", "rc": code}
+            give_up(self._module, {**self._found, **told})
 
     def fail(self, answer: Answer, **more: Any) -> NoReturn:
         """End the task with what the tool says of its exit code."""
-        self._module.fail_json(**{**more, **failure(answer)})
+        give_up(self._module, {**self._found, **failure(answer), **more})
 
     def _run(self, words: Sequence[str]) -> tuple[int, str, str]:
         done = self._module.run_command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Iterable, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
@@ -10,8 +10,9 @@ from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
     NOT_VERIFIED,
     Tool,
     absolute,
-    failure,
+    give_up,
     options,
+    succeed,
 )
 
 DECISION = (
@@ -75,16 +76,37 @@ def not_passed(result: dict[str, Any]) -> str:
     """Say how a verification ended that did not pass, and where that leaves the node."""
     decided = decision(result["verification"]) or {}
     why = "; ".join(decided.get("reasons") or []) or "no reason was given"
-    names = ", ".join(result["plan"]["requested"])
-    if result["outcome"] == "rejected":
-        left = "rejected: the files hold their content from before, the evidence is kept"
-    else:
+    plan = result["plan"]
+    if result["outcome"] != "rejected":
         left = "left staged, which does not count as applied"
-    message = "{}: {}: {}\n{}".format(names, decided.get("verdict"), why, left)
-    advice = decided.get("advice") or "`sm120patch report {}` on the node shows it whole".format(
-        result["event"]
-    )
-    return message + "\nhint: " + advice
+    elif plan["action"] == "revert":
+        left = "rejected: taken off, the evidence is kept"
+    else:
+        left = "rejected: every file holds its content from before, the evidence is kept"
+    shown = f"`sm120patch report {result['event']}` on the node shows it whole"
+    lines = [
+        f"{', '.join(plan['requested'])}: {decided.get('verdict')}: {why}",
+        left,
+        f"hint: {decided.get('advice') or shown}",
+    ]
+    return "\n".join(lines)
+
+
+def other_content(expected: str, found: str, versions: dict[str, str]) -> dict[str, Any]:
+    """Return what a task says that refuses a node which would differ from the others."""
+    shown = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    message = f"this node would hold content {found}, expected {expected} ({shown})"
+    hint = "nothing was written; compare versions and sets with a node that has it"
+    return {
+        "msg": f"{message}\nhint: {hint}",
+        "failure": "conflict",
+        "error": {
+            "code": "other-content",
+            "message": message,
+            "hint": hint,
+            "details": {"expected": expected, "found": found, "versions": versions},
+        },
+    }
 
 
 class Task:
@@ -94,154 +116,139 @@ class Task:
         """Hold what the task returns, however it ends, in `found`."""
         self.module = module
         self.params = module.params
-        self.tool = Tool(module)
-        self.statuses: dict[str, dict[str, Any]] = {}
+        self.state: str = module.params["state"]
         self.found: dict[str, Any] = {"changed": False, "recovered": None}
+        self.tool = Tool(module, self.found)
+        self.status: dict[str, Any] = {}
 
     def run(self) -> NoReturn:
         """Do what is asked for and end the task."""
-        self.found["digest_before"] = self.look(self.params["sets"] or [])
-        self.settle()
-        sets = self.wanted()
+        sets = self.params["sets"] or []
+        self.look(sets)
+        self.found["digest_before"] = self.found["digest_after"]
+        self.settle(sets)
+        sets = self.wanted(sets)
         plan = self.plan(sets)
-        self.require_content(plan)
-        launch = None if self.params["state"] == "absent" else plan["launch"]
-        if plan["noop"] and not self.found["owed"]:
-            self.done("nothing", launch=launch)
-        if self.module._diff and self.params["state"] != "verified":
-            self.found["diff"] = {"prepared": "".join(file["diff"] for file in plan["files"])}
+        if self.settled(plan):
+            self.done("nothing", launch=self.launch(plan))
+        diff = {}
+        if self.module._diff and self.state != "verified":
+            diff["diff"] = {"prepared": "".join(file["diff"] for file in plan["files"])}
         if self.module.check_mode:
             self.require_profile(plan)
-            self.done("planned", changed=True, launch=launch)
+            self.done("planned", changed=True, launch=self.launch(plan), **diff)
         self.act(sets, plan)
+        succeed(self.module, {**self.found, "changed": True, **diff})
 
-    def look(self, names: list[str]) -> str:
-        """Read states and content from the node's disk; return the digest of the content."""
+    def look(self, names: Iterable[str]) -> None:
+        """Read states and content from the node's disk."""
         answer = self.tool.ask("status", *options(gpu=self.params["gpu"]))
         if not answer.result:
-            self.tool.fail(answer, **self.found)
-        self.statuses = {status["id"]: status for status in answer.result["sets"]}
-        self.interrupted = answer.result["interrupted"]
-        self.found["digest_after"] = answer.result["content"]
+            self.tool.fail(answer)
+        self.status = answer.result
+        self.found["digest_after"] = self.status["content"]
         self.show(names)
-        return answer.result["content"]
 
-    def show(self, names: list[str]) -> None:
+    def show(self, names: Iterable[str]) -> None:
         """Return the statuses of the sets that the request is about."""
-        shown = [self.statuses[name] for name in sorted(names) if name in self.statuses]
-        self.found["sets"] = shown
-        self.found["states"] = {status["id"]: status["state"] for status in shown}
+        wanted = set(names)
+        self.found["sets"] = [status for status in self.status["sets"] if status["id"] in wanted]
+        self.found["states"] = {status["id"]: status["state"] for status in self.found["sets"]}
 
-    def settle(self) -> None:
+    def settle(self, names: Iterable[str]) -> None:
         """Settle an interrupted command where that was asked for."""
-        if not (self.interrupted and self.params["recover"]):
+        if not (self.status["interrupted"] and self.params["recover"]):
             return
         if self.module.check_mode:
             self.module.warn("a command was interrupted here: what follows cannot be predicted")
             self.done("planned", changed=True)
         answer = self.tool.ask("recover")
         if answer.code:
-            self.tool.fail(answer, **self.found)
+            self.tool.fail(answer)
         self.found["recovered"] = answer.result["outcome"]
-        self.found["changed"] = answer.result["outcome"] != "nothing"
-        self.found["digest_before"] = self.look(self.params["sets"] or [])
+        self.found["changed"] = True
+        self.look(names)
+        self.found["digest_before"] = self.found["digest_after"]
 
-    def wanted(self) -> list[str]:
+    def wanted(self, sets: list[str]) -> list[str]:
         """Return the sets that the command is to be asked about."""
-        sets = self.params["sets"] or []
-        if self.params["state"] != "verified":
+        if self.state != "verified":
             return sets
-        states = {name: self.statuses.get(name, {}).get("state") for name in sets}
-        if self.params["not_applicable"] == "ok" and "not-applicable" in states.values():
+        states = {status["id"]: status["state"] for status in self.status["sets"]}
+        if self.params["not_applicable"] == "ok" and any(
+            states.get(name) == "not-applicable" for name in sets
+        ):
             self.done("not-applicable")
-        wanted = [name for name in sets if states[name] != "upstream"]
+        wanted = [name for name in sets if states.get(name) != "upstream"]
         if not wanted:
+            self.require_content(self.status["content"], self.status["versions"])
             self.done("nothing")
         return wanted
 
     def plan(self, sets: list[str]) -> dict[str, Any]:
-        """Return the plan, dry run of the command; writes nothing."""
-        answer = self.tool.ask(COMMANDS[self.params["state"]], *asked(self.params, sets))
+        """Return the plan, a dry run of the command; writes nothing.
+
+        Ends the task where the node would not hold the content that it should.
+        """
+        answer = self.tool.ask(COMMANDS[self.state], *asked(self.params, sets))
         if answer.code == NOT_APPLICABLE and self.params["not_applicable"] == "ok":
             self.done("not-applicable", error=answer.error)
         if answer.code:
-            self.tool.fail(answer, **self.found)
+            self.tool.fail(answer)
         plan = answer.result
-        verified = self.params["state"] == "verified"
         self.found["plan"] = without_diffs(plan)
         self.found["owed"] = plan["owed"]
-        self.found["digest"] = self.found["digest_before"] if verified else plan["content"]
-        self.show(list(plan["sets"]))
-        if verified:
-            plan = {**plan, "noop": True}  # its files are those of the baseline
+        self.show(plan["sets"])
+        # The plan of a verification leads to its baseline; it is to end with what is there.
+        comes_to = self.status["content"] if self.state == "verified" else plan["content"]
+        self.require_content(comes_to, plan["versions"])
         return plan
 
-    def require_content(self, plan: dict[str, Any]) -> None:
+    def settled(self, plan: dict[str, Any]) -> bool:
+        """Tell whether there is nothing left to do."""
+        return not plan["owed"] and (plan["noop"] or self.state == "verified")
+
+    def launch(self, plan: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what servers must be started with for the sets that are kept."""
+        return None if self.state == "absent" else plan["launch"]
+
+    def require_content(self, found: str, versions: dict[str, str]) -> None:
         """Refuse a node that would not hold the same content as the others."""
-        expected, found = self.params["expected_digest"], self.found["digest"]
-        if expected in (None, found):
-            return
-        versions = ", ".join("{} {}".format(*item) for item in sorted(plan["versions"].items()))
-        message = (
-            f"this node would hold content {found}, expected {expected} ({versions});"
-            " nothing was written"
-        )
-        hint = "compare its versions and its sets on disk with a node that has it"
-        self.module.fail_json(
-            **{
-                **self.found,
-                "msg": message + "\nhint: " + hint,
-                "failure": "conflict",
-                "error": {
-                    "code": "other-content",
-                    "message": message,
-                    "hint": hint,
-                    "details": {"expected": expected, "found": found},
-                },
-            }
-        )
+        self.found["digest"] = found
+        expected = self.params["expected_digest"]
+        if expected not in (None, found):
+            refusal = other_content(expected, found, versions)
+            give_up(self.module, {**self.found, **refusal})
 
     def require_profile(self, plan: dict[str, Any]) -> None:
         """Predict in check mode what the command says where it cannot measure."""
-        if self.found["owed"] and "commands" not in plan:
-            self.module.fail_json(
-                **{
-                    **self.found,
-                    "msg": "{} must be measured, and no profile says how to start the server\n"
-                    "hint: set profile, or verify to false".format(", ".join(self.found["owed"])),
-                    "failure": "usage",
-                }
-            )
+        if plan["owed"] and "commands" not in plan:
+            message = f"{', '.join(plan['owed'])} must be measured, and no profile was given"
+            hint = "set profile, or verify to false"
+            told = {"msg": f"{message}\nhint: {hint}", "failure": "usage"}
+            give_up(self.module, {**self.found, **told})
 
-    def act(self, sets: list[str], plan: dict[str, Any]) -> NoReturn:
-        """Carry out the plan and read back what holds now."""
-        answer = self.tool.ask(
-            COMMANDS[self.params["state"]], *asked(self.params, sets, plan["digest"])
-        )
-        after = self.look(list(plan["sets"]))
+    def act(self, sets: list[str], plan: dict[str, Any]) -> None:
+        """Carry out the plan and read back what holds now; ends the task where it failed."""
+        answer = self.tool.ask(COMMANDS[self.state], *asked(self.params, sets, plan["digest"]))
         result = answer.result
-        moved = self.found["changed"] or after != self.found["digest_before"]
-        if not result:
-            self.tool.fail(answer, **{**self.found, "changed": moved})
-        verification = result["verification"]
-        self.found.update(
-            outcome=result["outcome"],
-            launch=result["launch"],
-            verdict=None if verification is None else verification["verdict"],
-            verification=decision(verification),
-            event=result["event"],
-        )
-        if answer.code == NOT_VERIFIED:
-            more = {"changed": moved, "msg": not_passed(result)}
-            self.module.fail_json(
-                **{**self.found, **failure(answer), **more},
+        if result:
+            self.found.update(
+                outcome=result["outcome"],
+                launch=result["launch"],
+                verification=decision(result["verification"]),
+                verdict=(result["verification"] or {}).get("verdict"),
+                event=result["event"],
             )
+        self.look(plan["sets"])
+        if self.found["digest_after"] != self.found["digest_before"]:
+            self.found["changed"] = True
+        if answer.code == NOT_VERIFIED and result:
+            self.tool.fail(answer, msg=not_passed(result))
         if answer.code:
-            self.tool.fail(answer, **{**self.found, "changed": moved})
-        self.found["changed"] = True
-        self.module.exit_json(**self.found)
+            self.tool.fail(answer)
 
     def done(self, outcome: str, **more: Any) -> NoReturn:
-        """End the task without having measured anything."""
+        """End the task without having done anything but settling."""
         told = {"verdict": None, "verification": None, "event": None, "launch": None}
-        self.module.exit_json(**{**self.found, **told, "outcome": outcome, **more})
+        succeed(self.module, {**self.found, **told, "outcome": outcome, **more})

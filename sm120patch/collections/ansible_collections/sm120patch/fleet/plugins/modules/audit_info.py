@@ -166,8 +166,8 @@ from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
     FINDINGS,
     Tool,
     absolute,
-    failure,
     options,
+    succeed,
 )
 
 KINDS = (
@@ -220,8 +220,8 @@ def main() -> None:
     }
     if fatal and answer.code == FINDINGS:
         shown = ", ".join(f"{kind}: {count}" for kind, count in sorted(counts.items()))
-        module.fail_json(**{**found, **failure(answer), "msg": f"the audit has findings: {shown}"})
-    module.exit_json(**found)
+        tool.fail(answer, **{**found, "msg": f"the audit has findings: {shown}"})
+    succeed(module, found)
 
 
 if __name__ == "__main__":

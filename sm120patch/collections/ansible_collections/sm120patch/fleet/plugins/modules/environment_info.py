@@ -64,8 +64,9 @@ EXAMPLES = r"""
 
 - name: Stop where something is on disk that nobody verified
   ansible.builtin.assert:
-    that: sglang.states.values() | intersect(['staged', 'drifted', 'lost', 'interrupted']) | length
-    == 0
+    that: sglang.states.values() | intersect(unwanted) | length == 0
+  vars:
+    unwanted: [staged, drifted, lost, interrupted]
 
 - name: Everything that a report of the fleet needs
   sm120patch.fleet.environment_info:
@@ -158,6 +159,7 @@ from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
     Tool,
     absolute,
     options,
+    succeed,
 )
 
 GATHERED = ("doctor", "history", "caches")
@@ -195,18 +197,19 @@ def main() -> None:
         if command in params["gather"]:
             commands[command] = tool.ask(command, *words[command]).envelope
     status = answer.result
-    module.exit_json(
-        changed=False,
-        tool=version,
-        prefix=status["prefix"],
-        versions=status["versions"],
-        digest=status["content"],
-        states={found["id"]: found["state"] for found in status["sets"]},
-        sets=status["sets"],
-        interrupted=status["interrupted"],
-        under_way=status["under_way"],
-        commands=commands,
-    )
+    found = {
+        "changed": False,
+        "tool": version,
+        "prefix": status["prefix"],
+        "versions": status["versions"],
+        "digest": status["content"],
+        "states": {one["id"]: one["state"] for one in status["sets"]},
+        "sets": status["sets"],
+        "interrupted": status["interrupted"],
+        "under_way": status["under_way"],
+        "commands": commands,
+    }
+    succeed(module, found)
 
 
 if __name__ == "__main__":

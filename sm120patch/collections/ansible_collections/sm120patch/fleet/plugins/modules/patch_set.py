@@ -397,16 +397,20 @@ rc:
   type: int
 error:
   description:
-    - The error as the tool says it, with C(code), C(message), C(hint) and C(details); null where
-      it gave a result.
-  returned: failed
+    - The error as the tool says it, with C(code), C(message), C(hint) and C(details).
+    - Null where the tool gave a result, as for a verification that did not pass.
+  returned: failed, or not applicable
   type: dict
 """
 
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import COMMON, ENVIRONMENT
+from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
+    COMMON,
+    ENVIRONMENT,
+    give_up,
+)
 from ansible_collections.sm120patch.fleet.plugins.module_utils.patching import Task
 
 ARGUMENTS = {
@@ -457,7 +461,7 @@ def main() -> None:
     )
     problem = contradiction(module.params)
     if problem:
-        module.fail_json(msg=problem, failure="usage")
+        give_up(module, {"msg": problem, "failure": "usage"})
     Task(module).run()
 
 
