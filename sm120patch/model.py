@@ -75,9 +75,13 @@ class State(str, Enum):
     REJECTED = "rejected"
     UPSTREAM = "upstream"
     NOT_APPLICABLE = "not-applicable"
+    EDITED = "edited"
+    """A file of it was edited, and there is no ledger that could explain the edit."""
     DRIFTED = "drifted"
     LOST = "lost"
     INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+    """A file of it, or what upstream shipped, cannot be read. Never OK."""
 
 
 class EvidenceKind(str, Enum):
@@ -346,6 +350,7 @@ class Obstacle(str, Enum):
     NOT_REGULAR = "not-regular"
     MISSING = "missing"
     OUTSIDE = "outside"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -365,6 +370,8 @@ class FileSnapshot:
     pristine: bytes | None = field(repr=False, default=None)
     """Upstream's bytes: the file itself when it is pristine, else from the store or git."""
     obstacle: Obstacle | None = None
+    why: str = ""
+    """What the kernel said where the obstacle is `UNREADABLE`."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ class Refusal:
     """Why there is no plan: every reason, not the first."""
 
     kind: str
-    """`conflict`, `not-applicable` or `usage`; the gravest one decides the exit code."""
+    """`conflict`, `not-applicable`, `not-needed` (the versions have nothing that the sets could
+    change) or `usage`; the gravest one decides the exit code."""
     reasons: tuple[str, ...]
     decisions: tuple[ChangeDecision, ...] = ()
     hint: str | None = None
@@ -120,6 +121,9 @@ class _Planner:
         self._history = history
         self._files = ContentPlanner(catalogue, snapshot, history, edits)
         self._versions = self._files.versions
+        self._unneeded: set[str] = set()
+        """Sets that are not applicable because there is nothing that they could change: what
+        brings them along works without them."""
 
     # --- apply ---------------------------------------------------------------------------------
 
@@ -133,16 +137,18 @@ class _Planner:
         self._roll_up(closure, states)
         blocked = [name for name in request.sets if states[name] is State.NOT_APPLICABLE]
         if blocked:
-            reasons, decisions = self._reasons(draft), tuple(draft.decisions)
-            return Refusal("not-applicable", reasons, decisions, self._instead(blocked))
+            reasons, decisions = self._reasons(draft, blocked), tuple(draft.decisions)
+            kind = "not-needed" if self._unneeded.issuperset(blocked) else "not-applicable"
+            return Refusal(kind, reasons, decisions, self._instead(blocked))
+        settled = {n for n in closure if states[n] is State.UPSTREAM} | self._unneeded
         # Dry decisions only chose what takes part; contents are planned together below.
         wanted = {
             name: self._record(name, selection[name], request)
             for name in closure
-            if states[name] is not State.UPSTREAM
+            if name not in settled
         }
         conflicts = self._relations(wanted)
-        upstream = {n for n in closure if states[n] is State.UPSTREAM and n in self._history.active}
+        upstream = settled & set(self._history.active)
         kept = {n: r for n, r in self._history.active.items() if n not in upstream}
         desired = {**kept, **wanted}
         changed = {n for n, record in wanted.items() if self._history.active.get(n) != record}
@@ -217,9 +223,12 @@ class _Planner:
         if Outcome.NOT_APPLICABLE in outcomes:
             return State.NOT_APPLICABLE
         live = [o for o in outcomes if o in (Outcome.PATCHED, Outcome.REFUSED)]
-        if outcomes and not live:
+        if live or not outcomes:
+            return State.ABSENT
+        if Outcome.UPSTREAM in outcomes:
             return State.UPSTREAM
-        return State.ABSENT
+        self._unneeded.add(name)
+        return State.NOT_APPLICABLE
 
     def _decide(
         self, patch_set: PatchSet, change: Change, selected: tuple[str, ...], draft: Draft
@@ -265,17 +274,25 @@ class _Planner:
         """A set inherits from its dependencies; one without changes is nothing but them."""
         for name in closure:
             patch_set = self._catalogue.get(name)
-            below = [states[d] for d in patch_set.depends]
+            below = [states[d] for d in patch_set.depends if d not in self._unneeded]
             if State.NOT_APPLICABLE in below:
                 states[name] = State.NOT_APPLICABLE
-            elif below and not patch_set.changes and all(s is State.UPSTREAM for s in below):
+            elif patch_set.changes or not patch_set.depends:
+                continue
+            elif not below:
+                self._unneeded.add(name)
+                states[name] = State.NOT_APPLICABLE
+            elif all(s is State.UPSTREAM for s in below):
                 states[name] = State.UPSTREAM
 
-    @staticmethod
-    def _reasons(draft: Draft) -> tuple[str, ...]:
+    def _reasons(self, draft: Draft, blocked: Iterable[str]) -> tuple[str, ...]:
         bad = (Outcome.NOT_APPLICABLE, Outcome.REFUSED)
+        idle = self._unneeded & set(self._catalogue.closure(blocked))
         return tuple(
-            f"{d.set_id}/{d.change_id}: {d.reason}" for d in draft.decisions if d.outcome in bad
+            f"{d.set_id}/{d.change_id}: {d.reason}"
+            for d in draft.decisions
+            if d.outcome in bad
+            or (d.set_id in idle and d.outcome in (Outcome.NOT_NEEDED, Outcome.NOT_SELECTED))
         )
 
     # --- revert --------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class DiskFact:
     pristine_sha256: str | None
     known_as: str = ""
     """What a content that is not the ledger's is known as, in words."""
+    unreadable: str = ""
+    """Why the file cannot be read, where it is there."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def disk_state(owned: OwnedFile, fact: DiskFact) -> tuple[State | None, str]:
         return State.LOST, f"{owned.target} is not installed any more"
     if fact.version != owned.version:
         return State.LOST, f"{owned.target} is now {fact.version}, was {owned.version}"
+    if fact.unreadable:
+        return State.UNKNOWN, fact.unreadable
     if fact.sha256 == owned.current_sha256:
         return None, ""
     if fact.sha256 is not None and fact.sha256 == fact.pristine_sha256:
@@ -102,7 +106,9 @@ def _combined(
     # An installer replaces whole packages; what it leaves of the others is still ours.
     if all(state is State.LOST for target, state, _ in findings if target in bad):
         return State.LOST, reasons
-    return State.DRIFTED, reasons
+    states = {state for _target, state, _reason in findings}
+    unknown = State.UNKNOWN in states and State.DRIFTED not in states
+    return State.UNKNOWN if unknown else State.DRIFTED, reasons
 
 
 class EvidenceBook:

@@ -117,7 +117,8 @@ def _summary(change: Change, statuses: Sequence[SetStatus], given: following.Giv
         return ["compiled; not measured, so no state changes"]
     if change.outcome == "nothing":
         states = set(change.plan.states.values())
-        done = "upstream has it" if states == {State.UPSTREAM} else "nothing to do"
+        upstream = State.UPSTREAM in states and states <= {State.UPSTREAM, State.NOT_APPLICABLE}
+        done = "upstream has it" if upstream else "nothing to do"
         return [f"{names or 'the ledger has no set'}: {done}"]
     if change.outcome == "reverted":
         return [f"reverted: {', '.join(change.plan.remove)}"]

@@ -21,7 +21,7 @@ def show_status(
     from sm120patch.operations import inspecting
     from sm120patch.operations.planning import capability_of
     from sm120patch.operations.site import open_site
-    from sm120patch.plaintext import table
+    from sm120patch.plaintext import counted, table
     from sm120patch.render import status_dict, status_rows
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
@@ -35,10 +35,14 @@ def show_status(
     recover = following.command("sm120patch recover", output.given)
     if result.interrupted:
         lines.append(f"interrupted: {result.interrupted!r}; run `{recover}`")
-    lines += _drifted(result, output.given)
+    elif result.versions:
+        audit = following.command("sm120patch audit", output.given)
+        files = counted(result.looked_at, "file")
+        lines.append(f"looked at {files}: those that sets change; `{audit}` looks at all")
+    lines += _edited(result, output.given)
     if result.under_way:
         lines.append(f"under way: {result.under_way}")
-    code = ExitCode.RECOVERY_NEEDED if result.interrupted else ExitCode.OK
+    code = exit_code(result)
     output.data(
         {
             "prefix": result.prefix,
@@ -48,6 +52,7 @@ def show_status(
             "missing": dict(result.missing),
             "interrupted": result.interrupted,
             "under_way": result.under_way,
+            "looked_at": result.looked_at,
             "sets": [status_dict(s) for s in result.sets],
         },
         "\n".join(lines),
@@ -70,14 +75,22 @@ def _without_targets(result: Status) -> list[str]:
     ]
 
 
-def _drifted(result: Status, given: following.Given) -> list[str]:
+def exit_code(result: Status) -> ExitCode:
+    """Return 7 for an open journal, 1 where the state of a set is unknown, else 0."""
+    if result.interrupted:
+        return ExitCode.RECOVERY_NEEDED
+    unknown = any(s.state is State.UNKNOWN for s in result.sets)
+    return ExitCode.FINDINGS if unknown else ExitCode.OK
+
+
+def _edited(result: Status, given: following.Given) -> list[str]:
     """Next steps for files that hold neither upstream's content nor ours."""
-    drifted = [s for s in result.sets if s.state is State.DRIFTED]
-    if not drifted:
-        return []
-    audit = following.command("sm120patch audit", given)
-    lines = [f"hint: `{audit}` names what differs from upstream"]
-    if any(not s.role for s in drifted):
+    states = {s.state for s in result.sets}
+    lines = []
+    if states & {State.DRIFTED, State.EDITED}:
+        diff = following.command("sm120patch diff", given)
+        lines.append(f"hint: `{diff}` shows what was edited, line by line")
+    if State.EDITED in states:
         adopt = following.command("sm120patch adopt SET", given)
         lines.append(f"hint: `{adopt}` takes over a set that was applied by hand")
     return lines

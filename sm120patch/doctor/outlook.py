@@ -31,7 +31,7 @@ class Outlook(str, Enum):
     REFUSED = "refused"
     """What people ask for is known to be wrong."""
     UNKNOWN = "unknown"
-    """There is no GPU to judge by, or the versions are not known."""
+    """There is no GPU to judge by, or the versions or a file cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,12 @@ class _Judge:
             return self._advice(patch_set)
         if status.state is State.NOT_APPLICABLE:
             return Outlook.NOT_APPLICABLE, [status.reason]
+        if status.state is State.UNKNOWN:
+            return Outlook.UNKNOWN, [status.reason]
         if self.host.gpus == () and self.capability is None:
             return Outlook.UNKNOWN, ["fits the versions; there is no GPU to judge by"]
-        blocked = list(traps)
+        blocked = [status.reason] if status.state is State.EDITED else []
+        blocked += traps
         if self._builds(catalogue, patch_set):
             blocked += [problem.summary for problem in self.problems]
         if blocked:

@@ -31,6 +31,7 @@ _GET_FLAGS = 0x80086601
 """FS_IOC_GETFLAGS of linux/fs.h, where `long` has eight bytes."""
 _IMMUTABLE = 0x10 | 0x20
 _PROBE = ".sm120patch-probe-"
+_READ = "nothing was changed; run as the owner of the environment, or mend its file system"
 Originals = Callable[[str], bytes | None]
 
 
@@ -39,17 +40,20 @@ def take_snapshot(
     wanted: Mapping[str, Iterable[str]],
     originals: Originals,
     compute_capability: str | None = None,
+    *,
+    tolerant: bool = False,
 ) -> Snapshot:
     """Read every wanted (target, path) once; what is hashed is what was read.
 
     `originals` gives bytes by sha256 (the store of the ledger). Every installed target is in the
-    result, with no files when none is wanted of it. Raises HostError on unreadable files.
+    result, with no files when none is wanted of it. Raises HostError on a file, RECORD or checkout
+    that cannot be read; if `tolerant`, that is an obstacle of the file, or an unknown origin.
     """
     unknown = set(wanted) - set(environment.installations) - set(environment.missing)
     return Snapshot(
         prefix=str(environment.prefix),
         targets={
-            target: _target(installation, wanted.get(target, ()), originals)
+            target: _target(installation, wanted.get(target, ()), originals, tolerant)
             for target, installation in environment.installations.items()
         },
         missing={**environment.missing, **dict.fromkeys(sorted(unknown), "not a known target")},
@@ -58,19 +62,30 @@ def take_snapshot(
 
 
 def _target(
-    installation: Installation, paths: Iterable[str], originals: Originals
+    installation: Installation, paths: Iterable[str], originals: Originals, tolerant: bool
 ) -> TargetSnapshot:
     wanted = list(dict.fromkeys(paths))
-    digests, contents, origin = _pristine(installation, wanted)
+    try:
+        digests, contents, origin = _pristine(installation, wanted)
+    except HostError as error:
+        if not tolerant:
+            raise
+        digests, contents, origin = {}, {}, f"unknown: {error.message}"
     files = {}
     for path in wanted:
-        found = read_target(installation.root, path)
+        why = ""
+        try:
+            found = read_target(installation.root, path)
+        except HostError as error:
+            if not tolerant:
+                raise
+            found, why = Obstacle.UNREADABLE, error.message
         digest = digests.get(path)
         if digest is None and _not_shipped(installation, path, origin, wanted):
             digest = ABSENT
         if isinstance(found, Obstacle):
             gone = ABSENT if found is Obstacle.MISSING else ""
-            files[path] = FileSnapshot(path, b"", gone, 0, 0, 0, digest, None, found)
+            files[path] = FileSnapshot(path, b"", gone, 0, 0, 0, digest, None, found, why)
             continue
         data, status = found
         sha256 = sha256_hex(data)
@@ -151,7 +166,7 @@ def read_target(root: Path, path: str) -> tuple[bytes, os.stat_result] | Obstacl
             return Obstacle.SYMLINK
         if error.errno in (errno.ENXIO, errno.ENODEV):
             return Obstacle.NOT_REGULAR
-        raise HostError(f"cannot read {root / path}: {error.strerror}") from error
+        raise HostError(f"cannot read {root / path}: {error.strerror}", hint=_READ) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -159,7 +174,7 @@ def read_target(root: Path, path: str) -> tuple[bytes, os.stat_result] | Obstacl
         with open(descriptor, "rb", closefd=False) as stream:
             return stream.read(), status
     except OSError as error:
-        raise HostError(f"cannot read {root / path}: {error.strerror}") from error
+        raise HostError(f"cannot read {root / path}: {error.strerror}", hint=_READ) from error
     finally:
         os.close(descriptor)
 

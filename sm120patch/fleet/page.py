@@ -17,7 +17,16 @@ from sm120patch.fleet.words import age_words
 from sm120patch.model import State
 
 _MOST_FINDINGS = 200
-_BAD = frozenset({State.DRIFTED.value, State.LOST.value, State.INTERRUPTED.value, "by-hand"})
+_BAD = frozenset(
+    {
+        State.EDITED.value,
+        State.DRIFTED.value,
+        State.LOST.value,
+        State.INTERRUPTED.value,
+        State.UNKNOWN.value,
+        "by-hand",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -9,26 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sm120patch import fingerprints
-from sm120patch.catalogue import advice_for, choose
+from sm120patch.catalogue import choose
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import RecoveryNeededError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Journal, busy_sets
 from sm120patch.ledger import Ledger, read_ledger
-from sm120patch.model import (
-    ABSENT,
-    EvidenceKind,
-    FileSnapshot,
-    PatchSet,
-    PayloadKind,
-    Snapshot,
-    State,
-    Variant,
-    Window,
-)
+from sm120patch.model import ABSENT, EvidenceKind, Obstacle, Snapshot, State, Variant
+from sm120patch.operations.inactive import inactive_status, known_as
 from sm120patch.operations.site import Site
-from sm120patch.plan import History, OwnedFile, content_digest
+from sm120patch.plan import History, content_digest
 from sm120patch.render import evidence_dict
 from sm120patch.state import (
     DiskFact,
@@ -63,6 +53,8 @@ class Status:
     """Command that holds the environment right now."""
     content: str = ""
     """Digest of what the files of ours hold now, and of the versions: see `Plan.content`."""
+    looked_at: int = 0
+    """Files that sets change or have changed: no other was looked at."""
 
 
 def status(site: Site, capability: str | None = None) -> Status:
@@ -87,8 +79,14 @@ def status(site: Site, capability: str | None = None) -> Status:
         sets=tuple(sets),
         interrupted=journal.command if journal is not None and holder is None else damaged,
         under_way=holder,
-        content=content_digest({k: f.sha256 or ABSENT for k, f in facts.items()}, site.versions),
+        content=content_digest({k: _held(f) for k, f in facts.items()}, site.versions),
+        looked_at=sum(len(target.files) for target in snapshot.targets.values()),
     )
+
+
+def _held(fact: DiskFact) -> str:
+    """Digest of what a file holds; a word for one that is not there or cannot be read."""
+    return fact.sha256 or ("unreadable" if fact.unreadable else ABSENT)
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _states(
             yield SetStatus(name, State.INTERRUPTED, doing)
         else:
             last = None if ledger is None else _last(ledger, name)
-            yield _inactive(site, seen.snapshot, past, name, last)
+            yield inactive_status(site.catalogue, seen.snapshot, past, name, last)
 
 
 def _last(ledger: Ledger, name: str) -> Event | None:
@@ -156,7 +154,7 @@ def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:
             choice, _reason = choose(change, site.versions)
             if isinstance(choice, Variant):
                 wanted.setdefault(change.target, set()).add(choice.path)
-    return take_snapshot(site.environment, wanted, site.store.get, capability)
+    return take_snapshot(site.environment, wanted, site.store.get, capability, tolerant=True)
 
 
 def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
@@ -171,6 +169,7 @@ def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
             version=None if found is None else found.version,
             pristine_sha256=None if file is None else file.pristine_sha256,
             known_as=known_as(target, path, digest) if known else "",
+            unreadable=file.why if file and file.obstacle is Obstacle.UNREADABLE else "",
         )
     return facts
 
@@ -193,84 +192,6 @@ def here() -> Callable[[Evidence], bool]:
         return isinstance(recorded, Mapping) and recorded.get("machine_id") == found.machine_id
 
     return valid
-
-
-def _inactive(
-    site: Site, snapshot: Snapshot, past: History, name: str, last: Event | None
-) -> SetStatus:
-    """State of a set that is not on disk: decided by version, and by hash, never by a parse."""
-    patch_set = site.catalogue.get(name)
-    members = [site.catalogue.get(n) for n in site.catalogue.closure([name])]
-    capability = snapshot.compute_capability
-    found = [_look(m, snapshot, past, capability) for m in members]
-    drift = [reason for state, reason in found if state is State.DRIFTED]
-    blocked = [reason for state, reason in found if state is State.NOT_APPLICABLE]
-    if drift:
-        return SetStatus(name, State.DRIFTED, drift[0], revision=patch_set.revision)
-    if all(state is State.UPSTREAM for state, _ in found):
-        return SetStatus(name, State.UPSTREAM, found[0][1], revision=patch_set.revision)
-    if blocked:
-        return SetStatus(name, State.NOT_APPLICABLE, blocked[0], revision=patch_set.revision)
-    versions = {n: t.version for n, t in snapshot.targets.items()}
-    if last is not None and last.kind == "rejected" and last.data.get("versions") == versions:
-        kind = last.data.get("kind", EvidenceKind.REAL.value)
-        said = "" if kind == EvidenceKind.REAL.value else f" ({kind})"
-        reason = f"{last.data.get('verdict', 'rejected')}{said} on {last.at}"
-        return SetStatus(name, State.REJECTED, reason, revision=patch_set.revision)
-    return SetStatus(name, State.ABSENT, "", revision=patch_set.revision)
-
-
-def _look(
-    patch_set: PatchSet, snapshot: Snapshot, past: History, capability: str | None
-) -> tuple[State, str]:
-    if patch_set.rehearsal and (unfit := snapshot.unfit(patch_set)):
-        return State.NOT_APPLICABLE, unfit
-    wanted = patch_set.compute_capability
-    if capability is not None and wanted and capability not in wanted:
-        return State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}"
-    versions = {name: t.version for name, t in snapshot.targets.items()}
-    if patch_set.only_advice:
-        return State.NOT_APPLICABLE, advice_for(patch_set, versions)[1]
-    reasons, live = [], False  # a set without changes is nothing but its dependencies
-    for change in patch_set.changes:
-        if change.optional:
-            continue
-        if change.target not in snapshot.targets:
-            why = snapshot.missing.get(change.target, "not installed")
-            return State.NOT_APPLICABLE, f"{change.target}: {why}"
-        choice, reason = choose(change, versions)
-        if choice is None:
-            return State.NOT_APPLICABLE, reason
-        if isinstance(choice, Window):
-            reasons.append(choice.reason)
-            continue
-        live = True
-        file = snapshot.targets[change.target].files.get(choice.path)
-        addable = file is not None and file.sha256 == file.pristine_sha256 == ABSENT
-        if choice.kind is PayloadKind.FILE and addable:
-            continue
-        if problem := _foreign(change.target, file, past.files.get((change.target, choice.path))):
-            return State.DRIFTED, f"{choice.path}: {problem}"
-    return (State.ABSENT, "") if live else (State.UPSTREAM, reasons[0] if reasons else "")
-
-
-def known_as(target: str, path: str, sha256: str | None) -> str:
-    """Say what a content is, if it is one that somebody published or that the catalogue makes."""
-    known = None if sha256 is None else fingerprints.recognise(target, path, sha256)
-    return "" if known is None else str(known)
-
-
-def _foreign(target: str, file: FileSnapshot | None, owned: OwnedFile | None) -> str | None:
-    if file is None or (owned is not None and owned.current_sha256 == file.sha256):
-        return None
-    if file.obstacle is not None:
-        return file.obstacle.value
-    if file.pristine_sha256 == ABSENT:
-        return "upstream did not ship it"
-    if file.pristine_sha256 is not None and file.sha256 != file.pristine_sha256:
-        known = known_as(target, file.path, file.sha256)
-        return "edited by something else" + (f"; this is {known}" if known else "")
-    return None
 
 
 def history(

@@ -112,18 +112,15 @@ def _set_result(
         decisions |= {c: whole[c] for c in optional if c in whole}
     order = {change.id: n for n, change in enumerate(patch_set.changes)}
     changes = tuple(sorted(decisions.values(), key=lambda d: order.get(d.change_id, -1)))
+    if not isinstance(result, Plan) and result.kind == "not-needed":
+        return SetResult(set_id, Outcome.NOT_NEEDED, (), changes, Launch())
     if not isinstance(result, Plan):
         blocked = result.kind == "not-applicable"
         outcome = Outcome.NOT_APPLICABLE if blocked else Outcome.REFUSED
         return SetResult(set_id, outcome, result.reasons, changes, Launch())
-    return SetResult(set_id, _outcome(result, set_id, changes), (), changes, result.launch)
-
-
-def _outcome(plan: Plan, set_id: str, changes: Iterable[ChangeDecision]) -> Outcome:
-    if plan.states[set_id] is not State.UPSTREAM:
-        return Outcome.PATCHED
-    live = [c.outcome for c in changes]
-    return Outcome.NOT_NEEDED if live and Outcome.UPSTREAM not in live else Outcome.UPSTREAM
+    upstream = result.states[set_id] is State.UPSTREAM
+    outcome = Outcome.UPSTREAM if upstream else Outcome.PATCHED
+    return SetResult(set_id, outcome, (), changes, result.launch)
 
 
 # --- matrix ------------------------------------------------------------------------------------

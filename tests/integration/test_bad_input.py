@@ -167,12 +167,12 @@ def test_an_environment_reached_through_a_link_is_the_same(place: Place) -> None
 def test_a_foreign_edit_is_named_by_hash_and_left_alone(place: Place) -> None:
     place.write(A, "mine = True\n")
     place.seal()
-    error = refused(place.run("apply", "one", "--no-verify"), 5, A, "foreign edit", "audit")
+    error = refused(place.run("apply", "one", "--no-verify"), 5, A, "foreign edit", "diff")
     digest = error["message"].split("sha256 ")[1][:12]
     assert sha256_hex(b"mine = True\n").startswith(digest)
     place.assert_nothing_written()
     assert ("foreign", A) in place.findings()
-    assert place.states()["one"] == "drifted"
+    assert place.states()["one"] == "edited"
 
 
 def test_every_foreign_edit_is_listed_and_no_file_is_touched(place: Place) -> None:
@@ -234,7 +234,7 @@ def test_a_path_that_is_no_regular_file_is_refused(place: Place, what: str) -> N
     refused(place.run("apply", "one", "--no-verify"), 5, A)
     assert place.facts() == place.before and elsewhere.read_text() == A_TEXT
     assert not place.state.exists()
-    assert place.states()["one"] in ("drifted", "absent", "not-applicable")
+    assert place.states()["one"] == "edited"
 
 
 def test_a_symlinked_package_directory_is_refused(place: Place) -> None:

@@ -129,7 +129,7 @@ def test_a_deleted_ledger_is_noticed_and_nothing_is_taken_for_upstream(place: Pl
     shutil.rmtree(place.state)
     place.seal()
     assert {("foreign", A), ("foreign", KERNEL)} <= place.findings()
-    assert {place.states()[name] for name in ("one", "kernel", "bundle")} == {"drifted"}
+    assert {place.states()[name] for name in ("one", "kernel", "bundle")} == {"edited"}
     refused(place.run("apply", "bundle", "--no-verify"), 5, A, KERNEL)
     assert place.done("revert", "--all")["outcome"] == "nothing"
     assert place.facts() == place.before

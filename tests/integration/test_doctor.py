@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sm120patch import catalogue
+from sm120patch.audit.byhand import paths_of
 from sm120patch.doctor import Check, Outlook, SetOutlook, Status, topology
 from sm120patch.doctor.gathering import gather
 from sm120patch.host import bounded, probe
@@ -26,17 +28,25 @@ from tests.support.topologies import CONSTRUCTED, Replay, constructed, put, reco
 PLAIN = {"PATH": "/usr/bin", "HOME": "/root"}
 
 
-def environment(prefix: Path, sglang: str = "0.5.9", flashinfer: str = "0.6.3") -> Path:
-    """Two packages that only say their versions, and name the variables they know."""
+def environment(
+    prefix: Path, sglang: str = "0.5.9", flashinfer: str = "0.6.3", generator: bytes = b""
+) -> Path:
+    """Two packages that only say their versions, and name the variables they know.
+
+    The files that sets of the catalogue change are there, and hold nothing.
+    """
     site = create_venv(prefix)
     known = b"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE SGLANG_MOE_CONFIG_DIR SGLANG_KNOWN\n"
-    install_fake(site, "sglang", sglang, {"sglang/__init__.py": b"# " + known})
-    install_fake(
-        site,
-        "flashinfer-python",
-        flashinfer,
-        {"flashinfer/__init__.py": b"", "flashinfer/jit/env.py": b"# FLASHINFER_KNOWN\n"},
-    )
+    versions = {"sglang": sglang, "flashinfer-python": flashinfer}
+    changed = paths_of(catalogue.load(), versions)
+    files = {target: dict.fromkeys(changed.get(target, ()), b"") for target in versions}
+    files["sglang"]["sglang/__init__.py"] = b"# " + known
+    files["flashinfer-python"]["flashinfer/__init__.py"] = b""
+    files["flashinfer-python"]["flashinfer/jit/env.py"] = b"# FLASHINFER_KNOWN\n"
+    if generator:
+        files["flashinfer-python"]["flashinfer/jit/comm.py"] = generator
+    for target, version in versions.items():
+        install_fake(site, target, version, files[target])
     return site
 
 
@@ -294,13 +304,21 @@ def test_a_set_that_must_be_compiled_is_blocked_without_a_compiler(tmp_path: Pat
 
 
 def test_a_prebuilt_module_blocks_the_sets_it_would_win_over(tmp_path: Path) -> None:
-    site = environment(tmp_path / "env")
     generator = b'def gen_trtllm_comm_module():\n    return gen_jit_spec("trtllm_comm", [])\n'
-    (site / "flashinfer/jit/comm.py").write_bytes(generator)
+    site = environment(tmp_path / "env", generator=generator)
     put(site, "flashinfer_jit_cache/jit_cache/trtllm_comm/trtllm_comm.so", b"")
     found = diagnose(host("2-gpus-one-root-complex", tmp_path / "host"), prefix=tmp_path / "env")
     gate = outlook(found, "allreduce-arch-gate")
     assert gate.outlook is Outlook.BLOCKED and "trtllm_comm.so is loaded instead" in gate.reasons[0]
+    assert outlook(found, "cutlass-autotune").outlook is Outlook.WORKS
+
+
+def test_a_set_whose_file_somebody_edited_is_blocked_by_the_edit(tmp_path: Path) -> None:
+    site = environment(tmp_path / "env")
+    (site / "flashinfer/jit/comm.py").write_bytes(b"mine = True\n")
+    found = diagnose(host("2-gpus-one-root-complex", tmp_path / "host"), prefix=tmp_path / "env")
+    gate = outlook(found, "allreduce-arch-gate")
+    assert gate.outlook is Outlook.BLOCKED and "edited by somebody" in gate.reasons[0]
     assert outlook(found, "cutlass-autotune").outlook is Outlook.WORKS
 
 

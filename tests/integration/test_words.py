@@ -59,7 +59,7 @@ def test_a_drifted_set_cannot_be_verified_and_is_told_so(place: Place, tmp_path:
     profile.write_text('[server]\ncommand = ["{python}", "{set_args}"]\n')
     error = refused(place.run("verify", "one", "--profile", profile), 5, "cannot be verified here")
     assert "reverted" not in error["message"]
-    assert f"`sm120patch audit --env {place.prefix} --catalogue {place.catalogue}`" in error["hint"]
+    assert f"`sm120patch diff --env {place.prefix} --catalogue {place.catalogue}`" in error["hint"]
 
 
 def test_status_says_what_to_do_about_an_edit_by_hand(place: Place) -> None:
@@ -67,8 +67,8 @@ def test_status_says_what_to_do_about_an_edit_by_hand(place: Place) -> None:
     assert "hint:" not in run("status", *options).out
     place.write(A, "line_1 = 'mine'\n")
     done = run("status", *options)
-    assert done.code == 0 and "drifted" in done.out
-    for command in ("audit", "adopt SET"):
+    assert done.code == 0 and "edited" in done.out and "drifted" not in done.out
+    for command in ("diff", "adopt SET"):
         assert f"hint: `sm120patch {command} {' '.join(options)}`" in done.out
 
 

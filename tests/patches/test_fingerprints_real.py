@@ -96,7 +96,7 @@ def test_status_audit_and_plan_name_what_somebodys_sed_has_made(tmp_path: Path) 
     expected = "this is allreduce-arch-gate/header-gates applied by hand"
     here = ("--env", prefix, "--output", "json")
     states = {s["id"]: s for s in run("status", *here).result["sets"]}
-    assert states["allreduce-arch-gate"]["state"] == "drifted"
+    assert states["allreduce-arch-gate"]["state"] == "edited"
     assert expected in states["allreduce-arch-gate"]["reason"]
     whole, file = run("audit", *here).result["findings"]
     assert file["kind"] == whole["kind"] == "by-hand"

@@ -1,0 +1,159 @@
+"""State of a set that no ledger has on disk: by version, and by hash, never by a parse.
+
+Reads nothing itself: it is handed a snapshot, and the ledger's history and newest event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sm120patch import fingerprints
+from sm120patch.catalogue import Catalogue, advice_for, choose
+from sm120patch.evidence import Event
+from sm120patch.model import (
+    ABSENT,
+    Change,
+    EvidenceKind,
+    FileSnapshot,
+    Obstacle,
+    PatchSet,
+    PayloadKind,
+    Snapshot,
+    State,
+    Window,
+)
+from sm120patch.plan import History, Outcome
+from sm120patch.state import SetStatus
+
+_FIRST = (State.UNKNOWN, State.EDITED)
+"""What is wrong with a file comes before what versions say, what nobody could read first."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one set by itself comes to."""
+
+    state: State
+    reason: str = ""
+    unneeded: bool = False
+    """The versions have nothing that it could change: what brings it along works without it."""
+
+
+def inactive_status(
+    catalogue: Catalogue, snapshot: Snapshot, past: History, name: str, last: Event | None
+) -> SetStatus:
+    """State of a set that is not in the ledger; `last` is its newest event that had an effect."""
+    patch_set = catalogue.get(name)
+    members = [catalogue.get(n) for n in catalogue.closure([name])]
+    looks = [found for member in members for found in _look(member, snapshot, past)]
+    state, reason = _joined(looks)
+    versions = {n: t.version for n, t in snapshot.targets.items()}
+    if last is not None and last.kind == "rejected" and last.data.get("versions") == versions:
+        rejected = state is State.ABSENT
+        state, reason = (State.REJECTED, rejection(last)) if rejected else (state, reason)
+    return SetStatus(name, state, reason, revision=patch_set.revision)
+
+
+def rejection(event: Event) -> str:
+    """Say of a rejection what the verdict was, and when; never that of another kind as real."""
+    kind = event.data.get("kind", EvidenceKind.REAL.value)
+    said = "" if kind == EvidenceKind.REAL.value else f" ({kind})"
+    return f"{event.data.get('verdict', 'rejected')}{said} on {event.at}"
+
+
+def _joined(looks: list[_Look]) -> tuple[State, str]:
+    """State of a bundle from what its members come to; the reason names every bad file."""
+    for state in _FIRST:
+        if any(found.state is state for found in looks):
+            return state, "; ".join(dict.fromkeys(f.reason for f in looks if f.state in _FIRST))
+    live = [found for found in looks if not found.unneeded]
+    blocked = [found for found in live if found.state is State.NOT_APPLICABLE]
+    if live and all(found.state is State.UPSTREAM for found in live):
+        return State.UPSTREAM, live[0].reason
+    if blocked or not live:
+        return State.NOT_APPLICABLE, (blocked or looks)[0].reason
+    return State.ABSENT, ""
+
+
+def _look(patch_set: PatchSet, snapshot: Snapshot, past: History) -> Iterator[_Look]:
+    """Yield what stands for or against one set; a bundle by itself has little to say."""
+    capability, wanted = snapshot.compute_capability, patch_set.compute_capability
+    versions = {name: t.version for name, t in snapshot.targets.items()}
+    if patch_set.rehearsal and (unfit := snapshot.unfit(patch_set)):
+        yield _Look(State.NOT_APPLICABLE, unfit)
+    elif capability is not None and wanted and capability not in wanted:
+        yield _Look(State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}")
+    elif patch_set.only_advice:
+        yield _Look(State.NOT_APPLICABLE, advice_for(patch_set, versions)[1])
+    elif patch_set.changes:
+        changes = [_change(c, snapshot, past) for c in patch_set.changes if not c.optional]
+        yield from _of_changes(changes)
+
+
+def _of_changes(changes: list[_Look]) -> Iterator[_Look]:
+    bad = [found for found in changes if found.state in _FIRST]
+    blocked = [c for c in changes if c.state is State.NOT_APPLICABLE and not c.unneeded]
+    upstream = [found for found in changes if found.state is State.UPSTREAM]
+    if bad or blocked:
+        yield from bad or blocked[:1]
+    elif any(found.state is State.ABSENT for found in changes):
+        yield _Look(State.ABSENT)
+    else:
+        yield from (upstream or changes or [_Look(State.ABSENT)])[:1]
+
+
+def _change(change: Change, snapshot: Snapshot, past: History) -> _Look:
+    found = snapshot.targets.get(change.target)
+    if found is None:
+        why = snapshot.missing.get(change.target, "not installed")
+        return _Look(State.NOT_APPLICABLE, f"{change.target}: {why}")
+    choice, reason = choose(change, {name: t.version for name, t in snapshot.targets.items()})
+    if choice is None:
+        return _Look(State.NOT_APPLICABLE, reason)
+    if isinstance(choice, Window):
+        if choice.outcome == Outcome.UPSTREAM.value:
+            return _Look(State.UPSTREAM, choice.reason)
+        return _Look(State.NOT_APPLICABLE, choice.reason, unneeded=True)
+    file = found.files.get(choice.path)
+    addable = file is not None and file.sha256 == file.pristine_sha256 == ABSENT
+    owned = past.files.get((change.target, choice.path))
+    ours = file is None or (owned is not None and owned.current_sha256 == file.sha256)
+    if file is None or ours or (choice.kind is PayloadKind.FILE and addable):
+        return _Look(State.ABSENT)
+    return _foreign(change.target, file, found.pristine_origin)
+
+
+def known_as(target: str, path: str, sha256: str | None) -> str:
+    """Say what a content is, if it is one that somebody published or that the catalogue makes."""
+    known = None if sha256 is None else fingerprints.recognise(target, path, sha256)
+    return "" if known is None else str(known)
+
+
+def _foreign(target: str, file: FileSnapshot, origin: str) -> _Look:
+    """Judge a file that no ledger answers for."""
+    if file.obstacle is Obstacle.UNREADABLE:
+        return _Look(State.UNKNOWN, file.why)
+    if file.obstacle is not None:
+        return _Look(State.EDITED, f"{file.path}: {OBSTACLES[file.obstacle]}")
+    if file.pristine_sha256 is None:
+        why = origin.removeprefix("unknown: ") if origin.startswith("unknown") else ""
+        said = why or "neither RECORD nor git knows the file"
+        return _Look(State.UNKNOWN, f"{file.path}: nobody knows what upstream shipped: {said}")
+    if file.pristine_sha256 == ABSENT:
+        return _Look(State.EDITED, f"{file.path}: upstream did not ship it, and no ledger has it")
+    if file.sha256 == file.pristine_sha256:
+        return _Look(State.ABSENT)
+    known = known_as(target, file.path, file.sha256)
+    said = f"this is {known}" if known else "edited by somebody, and no ledger has it"
+    return _Look(State.EDITED, f"{file.path}: {said}")
+
+
+OBSTACLES = {
+    Obstacle.SYMLINK: "a symbolic link stands in its place",
+    Obstacle.NOT_REGULAR: "something that is no regular file stands in its place",
+    Obstacle.MISSING: "is missing",
+    Obstacle.OUTSIDE: "lies outside the package",
+    Obstacle.UNREADABLE: "cannot be read",
+}
+"""What stands in place of a file, in words."""
