@@ -36,6 +36,7 @@ Contents = Callable[[FileKey], bytes | None]
 """Bytes of a file, on disk or as upstream shipped it, where they are at hand."""
 
 LOST_LEDGER = "sm120patch recover --lost-ledger"
+DIFF = "sm120patch diff"
 _STATES = {
     "changed": FileState.FOREIGN,
     "missing": FileState.MISSING,
@@ -46,6 +47,11 @@ _SAID = {
     FileState.MISSING: "upstream shipped it",
     FileState.ADDED: "upstream did not ship it",
     FileState.UNREADABLE: "it cannot be read",
+}
+_OWNED = {
+    State.LOST: FileState.LOST,
+    State.DRIFTED: FileState.DRIFTED,
+    State.UNKNOWN: FileState.UNREADABLE,
 }
 
 
@@ -153,7 +159,8 @@ def _owned(
         expected = difference.expected if difference else None
     known = _known(key, found) if found != owned.current_sha256 else ""
     pristine = expected or owned.pristine_sha256
-    state, reason = disk_state(owned, DiskFact(found, version, pristine, known))
+    fact = DiskFact(found, version, pristine, known, _unreadable(difference))
+    state, reason = disk_state(owned, fact)
     shipped = None if owned.pristine_sha256 == ABSENT else pristine
     if state is None:
         shipped = None if owned.pristine_sha256 == ABSENT else owned.pristine_sha256
@@ -162,11 +169,12 @@ def _owned(
             return report, None
         detail = "RECORD or HEAD say that the patched content was shipped: they were rewritten"
         return report, Finding(Kind.RECORD, *key, detail, _sets_of(owned.changes))
-    file_state = FileState.LOST if state is State.LOST else FileState.DRIFTED
-    kind = Kind.LOST if state is State.LOST else Kind.DRIFTED
+    file_state = _OWNED[state]
+    kind = Kind(file_state.value)
     report = FileReport(*key, file_state, found, shipped, owned.changes, known)
     sets = _sets_of(owned.changes)
-    hint = f"sm120patch apply {' '.join(asked(sets))}" if state is State.LOST else ""
+    hint = DIFF if state is State.DRIFTED else ""
+    hint = f"sm120patch apply {' '.join(asked(sets))}" if state is State.LOST else hint
     return report, Finding(kind, *key, reason, sets, hint)
 
 
@@ -202,7 +210,8 @@ def _unowned(
     known = _known(key, found)
     report = FileReport(*key, state, found, difference.expected, (), known)
     detail = _SAID.get(state) or _edited(key, difference, disk, catalogue, known)
-    return report, Finding(Kind(state.value), *key, detail)
+    hint = DIFF if state is FileState.FOREIGN else ""
+    return report, Finding(Kind(state.value), *key, detail, (), hint)
 
 
 def _nothing(_key: FileKey) -> None:
@@ -341,7 +350,13 @@ def _fact(key: FileKey, owned: OwnedFile, disk: Disk) -> DiskFact:
     expected = difference.expected if difference else found
     if owned.pristine_sha256 == ABSENT:
         expected = None
-    return DiskFact(found, disk.versions.get(key[0]), expected)
+    version = disk.versions.get(key[0])
+    return DiskFact(found, version, expected, unreadable=_unreadable(difference))
+
+
+def _unreadable(difference: Difference | None) -> str:
+    bad = difference is not None and difference.kind == "unreadable"
+    return f"{difference.path}: {_SAID[FileState.UNREADABLE]}" if difference and bad else ""
 
 
 def _set_report(status: SetStatus, evidence: Evidence | None, here: Here) -> SetReport:
@@ -389,6 +404,8 @@ def _set_findings(
         found.append(Finding(Kind.UNVERIFIED, "-", name, detail, sets, hint))
     elif status.state is State.INTERRUPTED:
         found.append(Finding(Kind.INTERRUPTED, "-", name, status.reason, sets))
+    elif status.state is State.UNKNOWN:
+        found.append(Finding(Kind.UNKNOWN, "-", name, status.reason, sets))
     if reason := changed_payload(catalogue, record):
         hint = f"sm120patch apply {name}"
         found.append(Finding(Kind.CHANGED_PAYLOAD, "-", name, reason, sets, hint))

@@ -73,12 +73,13 @@ def adopt(
     from sm120patch.operations import adopting, changing
     from sm120patch.operations.planning import capability_of
     from sm120patch.operations.site import open_site
+    from sm120patch.operations.sources import Sources
     from sm120patch.planner import Request
     from sm120patch.transaction import require_settled
 
     site = open_site(env, python, catalogue=catalogue)
     require_settled(site.state)
-    sources = adopting.Sources(pristine, shelf_for(output, wheel_dir, offline))
+    sources = Sources(pristine, shelf_for(output, wheel_dir, offline))
     request = Request("apply", sets, selected)
     adoption = adopting.plan_adoption(site, request, capability_of(gpu), sources, complete=complete)
     if not dry_run:

@@ -18,7 +18,7 @@ _CATALOGUE = ("--catalogue", "--extra-catalogue")
 _BOTH = (*_ENVIRONMENT, *_CATALOGUE)
 OPTIONS = (*_BOTH, "--profile", "--gpu")
 TAKEN: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("audit", "caches", "history", "recover", "report", "revert"), _BOTH),
+    **dict.fromkeys(("audit", "caches", "diff", "history", "recover", "report", "revert"), _BOTH),
     **dict.fromkeys(("adopt", "plan", "status"), (*_BOTH, "--gpu")),
     **dict.fromkeys(("apply", "doctor", "verify"), OPTIONS),
     **dict.fromkeys(("lint", "list", "show"), _CATALOGUE),

@@ -24,6 +24,7 @@ COMMANDS = {
     "diagnosing": ("doctor",),
     "adopting": ("adopt",),
     "auditing": ("audit",),
+    "differing": ("diff",),
     "looking": ("history", "list", "plan", "show", "status"),
     "changing": ("apply", "init", "recover", "revert", "verify"),
     "releases": ("matrix",),

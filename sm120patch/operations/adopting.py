@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from sm120patch import transaction
 from sm120patch.audit import byhand
@@ -19,10 +18,9 @@ from sm120patch.errors import ConflictError, HostError, UsageError
 from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, sha256_hex
 from sm120patch.operations import changing, planning, salvaging, staging
 from sm120patch.operations.site import Site
-from sm120patch.packages import open_package
+from sm120patch.operations.sources import Sources
 from sm120patch.plan import FileStep, History, OwnedFile, Plan
 from sm120patch.planner import Refusal, Request, make_plan
-from sm120patch.published import Shelf
 from sm120patch.unified import make_diff
 
 
@@ -38,35 +36,6 @@ class Adoption:
     """Files that are changed too, because something of the sets was lacking in them."""
     mtimes: Mapping[str, int] = field(default_factory=dict)
     """Path -> modification time that stays."""
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where upstream's bytes may be taken from besides the environment itself."""
-
-    given: tuple[Path, ...] = ()
-    """Packages, or directories that hold the package as `site-packages` does."""
-    shelf: Shelf | None = None
-
-    def look(self, target: str, version: str, path: str, sha256: str) -> tuple[bytes, str] | None:
-        """Return bytes with that digest, and where they were found."""
-        for place, data in self._candidates(target, version, path):
-            if data is not None and sha256_hex(data) == sha256:
-                return data, place
-        return None
-
-    def _candidates(
-        self, target: str, version: str, path: str
-    ) -> Iterator[tuple[str, bytes | None]]:
-        for place in self.given:
-            if place.is_dir():
-                file = place / path
-                yield str(file), file.read_bytes() if file.is_file() else None
-            else:
-                yield str(place), open_package(place).read([path]).get(path)
-        if self.shelf is not None:
-            package = self.shelf.get(target, version)
-            yield str(package.path), package.read([path]).get(path)
 
 
 def plan_adoption(

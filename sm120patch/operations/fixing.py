@@ -14,8 +14,8 @@ from sm120patch.audit.findings import EnvironmentReport, HostReport, Kind
 from sm120patch.catalogue import Places
 from sm120patch.errors import Sm120PatchError
 from sm120patch.operations import adopting
-from sm120patch.operations.adopting import Sources
 from sm120patch.operations.site import open_site
+from sm120patch.operations.sources import Sources
 from sm120patch.planner import Request
 from sm120patch.published import Shelf
 from sm120patch.transaction import require_settled

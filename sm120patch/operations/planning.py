@@ -125,8 +125,9 @@ def refused(request: Request, refusal: Refusal, done: str | None = None) -> Sm12
     details = {"reasons": list(refusal.reasons)}
     if refusal.kind == "usage":
         return UsageError(message, hint=f"see `sm120patch show {names}`", details=details)
-    if refusal.kind == "not-applicable":
-        hint = refusal.hint or f"`sm120patch show {names}` lists versions and GPUs"
+    if refusal.kind in ("not-applicable", "not-needed"):
+        shown = request.sets[0] if len(request.sets) == 1 else "SET"
+        hint = refusal.hint or f"`sm120patch show {shown}` lists versions and GPUs"
         return NotApplicableError(message, hint=hint, details=details)
     return ConflictError(message, hint=_conflict_hint(refusal), details=details)
 
@@ -137,8 +138,8 @@ def _conflict_hint(refusal: Refusal) -> str:
         return "name those sets too, or add --cascade"
     if "foreign edit" in text:
         return (
-            "nothing was changed; `sm120patch audit` names every foreign file;"
-            " undo the edit or reinstall the package, then repeat"
+            "nothing was changed; `sm120patch diff` shows every foreign edit. Take it over if it is"
+            " a set applied by hand (`sm120patch adopt SET`), or undo it or reinstall the package"
         )
     if "refused: symlink" in text:
         return "install the package as real files, or patch the environment the link points to"

@@ -1,0 +1,209 @@
+"""`diff`: what differs from the content that should be there, line by line.
+
+Reads disk, and writes the stat cache of the audit. The content that should be there is what the
+ledger says was written, and without a ledger what upstream shipped; bytes count only with the
+digest that ledger, RECORD or HEAD name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120patch.audit.findings import FileState
+from sm120patch.environment import take_snapshot
+from sm120patch.errors import HostError, UsageError
+from sm120patch.model import ABSENT, FileSnapshot, Obstacle, TargetSnapshot
+from sm120patch.operations import auditing
+from sm120patch.operations.inactive import OBSTACLES, known_as
+from sm120patch.operations.site import Site
+from sm120patch.operations.sources import Sources
+from sm120patch.plan import OwnedFile
+from sm120patch.unified import make_diff
+
+FileKey = tuple[str, str]
+MAX_SHOWN = 4 << 20
+"""Bytes of a file that is still shown line by line."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One file that does not hold what should be there."""
+
+    target: str
+    path: str
+    ours: bool
+    """It is a change of our sets, as the ledger has it."""
+    detail: str
+    """What was found, in words."""
+    base: str = ""
+    """What the diff starts from: `upstream` or `ledger`; empty without a diff."""
+    source: str = ""
+    """Where the bytes of the base come from."""
+    diff: str = ""
+    problem: str = ""
+    """Why there is no diff."""
+
+
+def edits(
+    site: Site,
+    names: Sequence[str],
+    sources: Sources,
+    progress: Callable[[str], None],
+    *,
+    everything: bool,
+) -> list[Edit]:
+    """Return every file that holds neither upstream's content nor ours, in order of the paths.
+
+    `names` restricts it to some files, then the only ones that are read, or folders; `everything`
+    adds what our own sets have changed. Raises UsageError for a name that is in no package.
+    """
+    places = [_place(site, name) for name in names]
+    folders = [(t, p) for t, p in places if (site.environment.installations[t].root / p).is_dir()]
+    wanted: dict[str, set[str]] = {}
+    if folders or not places:
+        wanted = _differing(site, progress, folders, everything=everything)
+    for target, path in places:
+        if (target, path) not in folders:
+            wanted.setdefault(target, set()).add(path)
+    snapshot = take_snapshot(site.environment, wanted, site.store.get, tolerant=True)
+    history = site.history()
+    found = []
+    for target, installed in sorted(snapshot.targets.items()):
+        for path in sorted(installed.files):
+            owned = history.files.get((target, path))
+            known = owned if owned and owned.version == installed.version else None
+            edit = _edit(site, installed, installed.files[path], known, sources)
+            if edit is not None and (everything or not edit.ours):
+                found.append(edit)
+    return found
+
+
+def _place(site: Site, name: str) -> FileKey:
+    """Target, and path below its import root, of what a person names; links are not followed."""
+    for target, found in site.environment.installations.items():
+        for spelled in (Path(name).absolute(), found.root / name):
+            path = os.path.relpath(spelled, found.root)  # takes `..` out
+            if path == found.package or path.startswith(f"{found.package}/"):
+                return target, path
+    known = " or ".join(f"{i.package}/" for i in site.environment.installations.values())
+    raise UsageError(
+        f"{name!r} is no file of a package that is patched here",
+        hint=f"name a file below {known or 'a package'}, as `sm120patch audit` does",
+    )
+
+
+def _differing(
+    site: Site,
+    progress: Callable[[str], None],
+    folders: Iterable[FileKey],
+    *,
+    everything: bool,
+) -> dict[str, set[str]]:
+    """Files that an audit finds to be not simply upstream's, of the folders where some are named.
+
+    Target -> paths below the import root.
+    """
+    scope = auditing.Scope(env=str(site.environment.prefix))
+    report = auditing.audit(scope, site.catalogue, progress)
+    wanted: dict[str, set[str]] = {}
+    for environment in report.environments:
+        for file in environment.files:
+            inside = [t == file.target and file.path.startswith(f"{p}/") for t, p in folders]
+            if any(inside or [True]) and (everything or file.state is not FileState.OURS):
+                wanted.setdefault(file.target, set()).add(file.path)
+    return wanted
+
+
+def _edit(
+    site: Site,
+    installed: TargetSnapshot,
+    file: FileSnapshot,
+    owned: OwnedFile | None,
+    sources: Sources,
+) -> Edit | None:
+    """Compare one file with what should be there; None when that is what it holds."""
+    target, ours = installed.target, False
+    if file.obstacle is not None and (file.obstacle, file.pristine_sha256) != _NOT_THERE:
+        why = file.why or OBSTACLES[file.obstacle]
+        return Edit(target, file.path, False, why, problem="there is no content to compare")
+    if owned is not None:
+        ours = file.sha256 == owned.current_sha256
+        written = None if ours else site.store.get(owned.current_sha256)
+        if written is not None:
+            detail = "edited by something else since it was patched"
+            known = known_as(target, file.path, file.sha256)
+            detail += f"; this is {known}" if known else ""
+            whole = Edit(target, file.path, False, detail, "ledger", "the store of the ledger")
+            return _shown(whole, written, file.data)
+    if file.sha256 == file.pristine_sha256:
+        return None
+    return _against_upstream(installed, file, sources, owned, ours=ours)
+
+
+_NOT_THERE = (Obstacle.MISSING, ABSENT)
+
+
+def _against_upstream(
+    installed: TargetSnapshot,
+    file: FileSnapshot,
+    sources: Sources,
+    owned: OwnedFile | None,
+    *,
+    ours: bool,
+) -> Edit:
+    known = known_as(installed.target, file.path, file.sha256)
+    detail = f"this is {known}" if known else "edited by somebody, and no ledger has it"
+    if owned is not None:
+        detail = " + ".join(owned.changes) if ours else "edited by something else"
+    edit = Edit(installed.target, file.path, ours, detail)
+    if file.pristine_sha256 == ABSENT:
+        added = edit if ours else replace(edit, detail="upstream did not ship it")
+        return _shown(replace(added, base="upstream", source="-"), b"", file.data)
+    if file.pristine_sha256 is None:
+        why = installed.pristine_origin.removeprefix("unknown: ")
+        return replace(edit, problem=f"nobody knows what upstream shipped: {why}")
+    if file.pristine is not None:
+        checkout = installed.kind == "editable"
+        place = installed.pristine_origin if checkout else "the store of the ledger"
+        return _shown(replace(edit, base="upstream", source=place), file.pristine, file.data)
+    try:
+        looked = sources.look(installed.target, installed.version, file.path, file.pristine_sha256)
+    except HostError as error:
+        problem = f"upstream's content cannot be had: {error.message}"
+        return replace(edit, problem=problem)
+    if looked is None:
+        digest = f"sha256 {file.pristine_sha256[:12]}"
+        why = f"no package at hand holds what RECORD names ({digest})"
+        return replace(edit, problem=f"upstream's content cannot be had: {why}")
+    data, place = looked
+    return _shown(replace(edit, base="upstream", source=place), data, file.data)
+
+
+def _shown(edit: Edit, before: bytes, after: bytes) -> Edit:
+    if b"\0" in before or b"\0" in after:
+        return replace(edit, base="", source="", problem="it is no text")
+    if max(len(before), len(after)) > MAX_SHOWN:
+        return replace(edit, base="", source="", problem=f"it has {len(after)} bytes")
+    return replace(edit, diff=make_diff(edit.path, before, after))
+
+
+def edit_dict(edit: Edit) -> dict[str, object]:
+    """JSON-ready form."""
+    return dict(vars(edit))
+
+
+def edits_text(found: Sequence[Edit]) -> str:
+    """Return diffs that `git apply -R` and `patch -R` take, each below a comment of what it is."""
+    parts = []
+    for edit in found:
+        base = "what the ledger wrote" if edit.base == "ledger" else "upstream's content"
+        where = "" if edit.source in ("", "-") else f" ({base} from {edit.source})"
+        parts.append(f"# {edit.path}: {edit.detail}{where}")
+        if edit.problem:
+            parts.append(f"# no diff: {edit.problem}")
+        if edit.diff:
+            parts.append(edit.diff.rstrip("\n"))
+    return "\n".join(parts)

@@ -1,0 +1,150 @@
+"""`diff`: what no ledger explains, line by line; upstream's bytes from where they are known."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.catalogue import A_TEXT, KERNEL, A, B
+from tests.support.command import Ran, run
+from tests.support.place import A_WITH_ONE, Checkout, Place, checked, refused
+
+MINE = A_TEXT.replace("line_5 = 5\n", "line_5 = 'mine'\n")
+NOWHERE = ("--offline", "--wheel-dir", "/nonexistent")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def upstream(place: Place) -> Path:
+    """What was installed, before anything happens to it."""
+    return shutil.copytree(place.site, place.root / "upstream")
+
+
+def diff(place: Place, *words: str | Path) -> Ran:
+    return checked(run("diff", *words, *NOWHERE, *place.options))
+
+
+def text(place: Place, *words: str | Path) -> Ran:
+    return run("diff", *words, *NOWHERE, *place.options[:-2])
+
+
+def only(ran: Ran) -> dict[str, object]:
+    (file,) = ran.result["files"]
+    assert isinstance(file, dict)
+    return file
+
+
+def test_untouched_packages_have_nothing_to_show(place: Place) -> None:
+    assert diff(place).code == 0 and diff(place).result["files"] == []
+    place.assert_nothing_written()
+
+
+def test_the_diff_of_an_edit_takes_it_back_with_other_tools(place: Place, upstream: Path) -> None:
+    place.write(A, MINE)
+    ran = text(place, "--pristine", upstream)
+    assert ran.code == 1 and "-line_5 = 5\n+line_5 = 'mine'\n" in ran.out
+    assert ran.out.startswith(f"# {A}: edited by somebody, and no ledger has it")
+    subprocess.run(["git", "apply", "-R"], input=ran.out, text=True, cwd=place.site, check=True)
+    assert place.read(A) == A_TEXT
+
+
+def test_bytes_that_record_does_not_name_are_not_taken_for_upstreams(
+    place: Place, upstream: Path
+) -> None:
+    place.write(A, MINE)
+    (upstream / A).write_text("another content\n")
+    ran = diff(place, "--pristine", upstream)
+    assert ran.code == 1 and only(ran)["diff"] == ""
+    assert "cannot be had" in str(only(ran)["problem"])
+
+
+def test_without_upstreams_bytes_it_says_so_and_how_to_give_them(place: Place) -> None:
+    place.write(A, MINE)
+    ran = text(place)
+    assert ran.code == 1 and "upstream's content cannot be had" in ran.out
+    assert "sm120patch diff --pristine WHEEL" in ran.err and str(place.prefix) in ran.err
+
+
+def test_bytes_that_were_kept_once_serve_again(place: Place) -> None:
+    place.stage("one")
+    place.done("revert", "--all")
+    place.write(A, MINE)
+    assert only(diff(place))["source"] == "the store of the ledger"
+    assert "+line_5 = 'mine'" in str(only(diff(place))["diff"])
+
+
+def test_a_patched_file_is_compared_with_what_the_ledger_wrote(place: Place) -> None:
+    place.stage("one")
+    assert diff(place).code == 0
+    place.write(A, A_WITH_ONE.replace("line_5 = 5\n", "line_5 = 'mine'\n"))
+    found = only(diff(place))
+    assert found["base"] == "ledger" and "line_3 = 'one'" in str(found["diff"])
+    assert "-line_3" not in str(found["diff"]) and "+line_5 = 'mine'" in str(found["diff"])
+
+
+def test_our_own_changes_are_shown_when_asked_for_and_are_no_finding(place: Place) -> None:
+    place.stage("one")
+    ran = diff(place, "--all")
+    assert ran.code == 0 and only(ran)["ours"] is True
+    assert "-line_3 = 3" in str(only(ran)["diff"]) and "one/" in str(only(ran)["detail"])
+
+
+def test_a_checkout_is_compared_with_its_head(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.a.write_text(MINE)
+    ran = diff(checkout)
+    assert ran.code == 1 and str(only(ran)["source"]).startswith("git commit")
+    assert "+line_5 = 'mine'" in str(only(ran)["diff"])
+
+
+def test_files_that_came_or_went_and_those_without_lines_are_named(place: Place) -> None:
+    place.write("sglang/new.py", "new = 1\n")
+    (place.site / "sglang" / "data.bin").write_bytes(b"\0\1")
+    (place.site / B).unlink()
+    (place.site / A).unlink()
+    (place.site / A).mkdir()
+    found = {f["path"]: f for f in diff(place).result["files"]}
+    assert found["sglang/new.py"]["diff"].endswith("@@ -0,0 +1 @@\n+new = 1\n")
+    assert found["sglang/data.bin"]["problem"] == "it is no text"
+    assert found[B]["detail"] == "is missing" and "no regular file" in found[A]["detail"]
+
+
+def test_one_file_or_folder_is_looked_at_when_it_is_named(place: Place, upstream: Path) -> None:
+    place.write(A, MINE)
+    place.write(KERNEL, "// mine\n")
+    given = ("--pristine", upstream)
+    for name in (A, place.site / A, place.site / "sglang", "sglang"):
+        assert only(diff(place, name, *given))["path"] == A
+    assert diff(place, B).code == 0
+    refused(diff(place, "/etc/passwd"), 2, "no file of a package")
+
+
+def test_what_refuses_an_edit_names_the_command_that_shows_it(place: Place) -> None:
+    place.write(A, MINE)
+    options = " ".join(place.options[:-2])
+    error = refused(place.run("apply", "one", "--no-verify"), 5, "foreign edit")
+    assert f"`sm120patch diff {options}`" in error["hint"] and "adopt SET" in error["hint"]
+    assert f"`sm120patch diff {options}`" in run("status", *place.options[:-2]).out
+    audit = run("audit", *place.options[:-2]).out
+    assert f"next: sm120patch diff --env {place.prefix}" in audit
+
+
+def test_an_open_change_is_settled_before_anything_is_called_an_edit(place: Place) -> None:
+    from tests.support.command import run_killed_at
+
+    words = ("apply", "one", "--no-verify", *place.options)
+    step = next(n for n in range(1, 400) if not _settled_after(place, n, words, run_killed_at))
+    assert step and diff(place).code == 7
+
+
+def _settled_after(place: Place, step: int, words: tuple[str, ...], kill: object) -> bool:
+    assert callable(kill)
+    kill(step, *words)
+    return not (place.state / "journal.json").exists()
