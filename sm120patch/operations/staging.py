@@ -184,6 +184,17 @@ def commit(tx: transaction.Transaction, side: Side, record: Callable[[str, Side]
             raise
 
 
+def concerned(plan: Plan) -> tuple[str, ...]:
+    """Sets that the history tells of a plan under: also those whose record stays what it was.
+
+    Over a package that was reinstalled or upgraded only the files are written again.
+    """
+    shaping = {label.partition("/")[0] for step in plan.files for label in step.changes}
+    again = (name for name in plan.states if name in shaping or name in plan.requested)
+    names = (*(record.id for record in plan.add), *plan.remove)
+    return tuple(dict.fromkeys((*names, *(again if plan.files else ()))))
+
+
 def event_details(plan: Plan, side: Side, settings: transaction.Settings) -> dict[str, object]:
     """What every event that changed files keeps."""
     return {
@@ -241,8 +252,7 @@ def execute(
 
     def write(tx: str, side: Side) -> None:
         details = {**event_details(plan, side, chosen), "compiled": modules}
-        sets = tuple(r.id for r in plan.add) + plan.remove
-        numbers.append(record(site, Event(kind, sets, details, tx), result))
+        numbers.append(record(site, Event(kind, concerned(plan), details, tx), result))
 
     with transaction.begin(site.state, plan.files, chosen) as tx:
         tx.swap("b")

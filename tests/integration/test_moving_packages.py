@@ -56,6 +56,22 @@ def test_a_lost_patch_is_taken_off_the_books(place: Place, version: str) -> None
     assert place.states()["one"] not in ("lost", "staged", "drifted")
 
 
+def test_the_history_of_a_set_tells_of_the_patching_after_an_upgrade(place: Place) -> None:
+    place.stage("bundle")
+    reinstall(place, "1.5", "flashinfer_python")
+    place.stage("bundle")
+    first = place.done("history")["events"][0]
+    assert first["sets"] == ["kernel", "bundle"], (
+        "those whose files were written, and the asked one"
+    )
+    for name, count in (("kernel", 2), ("bundle", 2), ("one", 1)):
+        events = place.done("history", name)["events"]
+        assert [e["kind"] for e in events] == ["staged"] * count, name
+    assert place.done("history", "bundle")["events"][0]["data"]["versions"] == {
+        "sglang": "1.0", "flashinfer-python": "1.5",
+    }  # fmt: skip
+
+
 def test_a_release_that_has_the_change_ends_the_patch(place: Place) -> None:
     place.stage("bundle")
     reinstall(place, "2.0")
