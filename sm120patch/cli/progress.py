@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sm120patch.cli.liveline import LiveLine
@@ -23,8 +24,8 @@ def duration(seconds: float) -> str:
 class Progress(Reporter):
     """Reporter for a terminal or a log: one line for each thing that happened.
 
-    On a terminal the last line is alive: start, arm, workload, tokens per second, the interval so
-    far and what is still needed.
+    On a terminal the last line is alive: start, arm, workload, tokens per second, the time left at
+    most, the interval so far and what is still needed.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Progress(Reporter):
         say: Callable[[str], None],
         live: LiveLine | None = None,
         other: str = Arm.PATCHED.value,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._print = say
         self._other = other
@@ -41,6 +43,15 @@ class Progress(Reporter):
         self._repeat = "warming up"
         self._so_far = ""
         self._simulated = False
+        self._clock = clock
+        self._until: float | None = None
+        """When it ends at the latest, by the pace so far; None before anything is known."""
+
+    def _left(self) -> str:
+        """Time left at most, as the live line shows it."""
+        if self._until is None:
+            return ""
+        return f"| at most {duration(max(self._until - self._clock(), 0.0))} left "
 
     def _name(self, arm: Arm) -> str:
         return self._other if arm is Arm.PATCHED else arm.value
@@ -53,6 +64,7 @@ class Progress(Reporter):
         """Print both command lines before anything is started."""
         self._say(f"baseline: {arms.baseline.shown}")
         self._say(f"{self._other + ':':9} {arms.patched.shown}")
+        self._until = self._clock() + seconds
         letters = " ".join("B" if arm is Arm.PATCHED else "A" for arm in order[:8])
         more = " ..." if len(order) > 8 else ""
         self._say(
@@ -64,14 +76,14 @@ class Progress(Reporter):
         """Name the server start."""
         self._place = f"[{block}/{blocks}] {self._name(arm)}"
         self._say(f"{self._place}: starting the server")
-        self._live.show(f"{self._place}: waiting for the server {self._so_far}")
+        self._live.show(f"{self._place}: waiting for the server {self._left()}{self._so_far}")
 
     def on_ready(self, arm: Arm, seconds: float, info: Mapping[str, object]) -> None:
         """Say how long it took."""
         self._simulated = info.get("simulated") is True
         simulated = " (simulated)" if self._simulated else ""
         self._say(f"      {self._name(arm)}: ready after {duration(seconds)}{simulated}")
-        self._live.show(f"{self._place}: asking questions {self._so_far}")
+        self._live.show(f"{self._place}: asking questions {self._left()}{self._so_far}")
 
     def on_answers(self, arm: Arm, examination: Examination) -> None:
         """Mention answers only when something is wrong with them; the verdict counts them."""
@@ -101,7 +113,7 @@ class Progress(Reporter):
         speed = f"{tokens} tokens" if self._simulated else f"{rate:.1f} tok/s"
         self._live.show(
             f"{self._place}: {workload} {self._repeat}: {speed} for {duration(seconds)}"
-            f" {self._so_far}"
+            f" {self._left()}{self._so_far}"
         )
 
     def on_telemetry(self, arm: Arm, text: str) -> None:
@@ -109,7 +121,8 @@ class Progress(Reporter):
         self._say(f"      {self._name(arm)}: {text}")
 
     def on_block_done(self, block: int, blocks: int, remaining: float) -> None:
-        """Say what is left."""
+        """Say what is left: the pace of the starts so far replaces the first estimate."""
+        self._until = self._clock() + remaining
         if block < blocks:
             self._say(f"      at most {duration(remaining)} to go")
 

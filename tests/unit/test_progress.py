@@ -54,6 +54,23 @@ def test_before_its_time_a_look_shows_the_ratio_and_no_interval():
     assert "still needed: about 2 server starts an arm" in said[1] and len(said) == 2
 
 
+def test_the_last_line_counts_down_by_the_pace_so_far():
+    now = [1000.0]
+    terminal = Terminal()
+    progress = Progress([].append, LiveLine(terminal), clock=lambda: now[0])
+    progress.on_block(1, 6, Arm.BASELINE)
+    assert "left" not in terminal.getvalue(), "nothing is known yet"
+    progress.on_block_done(1, 6, 1500.0)
+    now[0] += 300
+    progress.on_block(2, 6, Arm.PATCHED)
+    assert terminal.getvalue().endswith("waiting for the server | at most 20 min left")
+    progress.on_pulse(Arm.PATCHED, "c64", 10.0, 2124)
+    assert "212.4 tok/s for 10 s | at most 20 min left" in terminal.getvalue()
+    now[0] += 9000
+    progress.on_pulse(Arm.PATCHED, "c64", 11.0, 2124)
+    assert terminal.getvalue().endswith("| at most 0 s left")
+
+
 def test_a_log_gets_no_live_line():
     log = io.StringIO()
     progress = Progress(lambda line: None, LiveLine(log))
