@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,8 +69,12 @@ def lint(
     names: Sequence[str],
     releases: Sequence[Release],
     today: datetime.date,
+    published: Mapping[str, Sequence[str]] | None = None,
 ) -> Report:
-    """Examine the named sets of what was read, against the named releases."""
+    """Examine the named sets of what was read, against the named releases.
+
+    `published`: target -> releases that the catalogue was compared with, where that is known.
+    """
     faults = [Remark(name, fault) for name in names for fault in found.faults.get(name, ())]
     warnings: list[Remark] = []
     faults += _relations(found, names)
@@ -79,7 +83,7 @@ def lint(
         if patch_set is None:
             continue
         faults += [Remark(name, fault) for fault in catalogues.payload_faults(patch_set)]
-        warnings += [Remark(name, text) for text in _warnings(patch_set, today)]
+        warnings += [Remark(name, text) for text in _warnings(patch_set, today, published or {})]
         for change, release in itertools.product(patch_set.changes, releases):
             if change.target == release.target:
                 bad, doubtful = _against(change, release)
@@ -104,7 +108,9 @@ def _relations(found: catalogues.Collected, names: Sequence[str]) -> Iterator[Re
 # --- the set by itself ---------------------------------------------------------------------------
 
 
-def _warnings(patch_set: PatchSet, today: datetime.date) -> Iterator[str]:
+def _warnings(
+    patch_set: PatchSet, today: datetime.date, published: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
     checked = datetime.date.fromisoformat(patch_set.last_checked)
     if checked > today:
         yield f"upstream.last-checked {checked} lies in the future"
@@ -118,7 +124,8 @@ def _warnings(patch_set: PatchSet, today: datetime.date) -> Iterator[str]:
     yield from (f"{where} is still to be written" for where, t in texts.items() if "TODO" in t)
     for change in patch_set.changes:
         ranges = [*(v.versions for v in change.variants), *(w.versions for w in change.windows)]
-        yield from (f"{change.id}: {trap}" for trap in traps(change.target, ranges))
+        among = published.get(change.target, ())
+        yield from (f"{change.id}: {trap}" for trap in traps(change.target, ranges, among))
         for variant in change.variants:
             if versions.parse(variant.versions).high is None:
                 yield (
@@ -128,19 +135,24 @@ def _warnings(patch_set: PatchSet, today: datetime.date) -> Iterator[str]:
     for kind, items in (("launch", patch_set.launch), ("engagement", patch_set.engagement)):
         for target in IMPORT_NAMES:
             ranges = [item.versions for item in items if item.target == target]
-            yield from (f"{kind}: {trap}" for trap in traps(target, ranges))
+            among = published.get(target, ())
+            yield from (f"{kind}: {trap}" for trap in traps(target, ranges, among))
 
 
-def traps(target: str, ranges: Sequence[str]) -> Iterator[str]:
+def traps(target: str, ranges: Sequence[str], published: Sequence[str] = ()) -> Iterator[str]:
     """Name what lies between ranges that look as if they met.
 
     PEP 440 keeps `0.5.10rc0` out of `<0.5.10` and out of `>=0.5.10`; `>=0.5.9.post1` after
-    `<0.5.9` leaves out 0.5.9 itself.
+    `<0.5.9` leaves out 0.5.9 itself. Where it is known what is `published`, a gap in which none
+    of that lies is none.
     """
     parsed = sorted(map(versions.parse, set(ranges)), key=lambda r: (r.low is not None, r.low))
+    known = [v for v in map(versions.installed, published) if v is not None]
     met = []
     for one, two in itertools.pairwise(parsed):
         if one.high is None or two.low is None or one.high >= two.low:
+            continue
+        if known and not any(one.high <= version < two.low for version in known):
             continue
         if str(one.high) == f"{two.low}.dev0":
             met.append(str(two.low))

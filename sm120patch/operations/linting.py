@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch import catalogue as catalogues
-from sm120patch import linting
+from sm120patch import linting, published
 from sm120patch.catalogue import Collected, Places
 from sm120patch.linting import Remark, Report
 from sm120patch.model import PatchSet
@@ -64,7 +64,7 @@ def lint(
             catalogues.Catalogue(found.sets).get(name)
     chosen = tuple(names) or tuple(sorted(found.files))
     releases = [_Release(shelf.resolve(text, LEADING)) for text in against]
-    report = linting.lint(found, chosen, releases, today)
+    report = linting.lint(found, chosen, releases, today, published.known(places.base))
     unused = tuple(_unused(found, chosen))
     return Linted(
         chosen,

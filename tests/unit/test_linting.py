@@ -102,6 +102,27 @@ def test_ranges_that_only_look_as_if_they_met(ranges: list[str], expected: str) 
     assert (expected in found) if expected else not found, found
 
 
+@pytest.mark.parametrize(
+    ("published", "warned"),
+    [((), True), (("0.5.9", "0.5.10"), False), (("0.5.9", "0.5.10rc0", "0.5.10"), True)],
+)
+def test_a_gap_in_which_nothing_was_published_is_none(
+    published: tuple[str, ...], warned: bool
+) -> None:
+    found = list(traps("sglang", [">=0.5.8,<0.5.10", ">=0.5.10,<0.6"], published))
+    assert bool(found) is warned, found
+
+
+def test_the_shipped_catalogue_has_no_remark() -> None:
+    from sm120patch.operations import linting
+    from sm120patch.published import Shelf
+
+    shelf = Shelf(Path("/nonexistent"), lambda _text: None, offline=True)
+    found = linting.lint(Places(), (), (), shelf, TODAY)
+    assert len(found.names) > 10
+    assert (found.report.faults, found.report.warnings) == ((), ())
+
+
 def test_open_ends_and_texts_to_be_written_are_warned_of(root: Path) -> None:
     edit(root, "two", 'versions = ">=1.0,<2.0"', 'versions = ">=3.0"')
     edit(root, "two", 'description = "For tests."', 'description = "TODO"')
