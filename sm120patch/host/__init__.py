@@ -13,7 +13,12 @@ from sm120patch.host.processes import (
     processes_using,
     running_sglang_servers,
 )
-from sm120patch.host.redaction import redact_arguments, redact_environment, redact_text
+from sm120patch.host.redaction import (
+    redact_arguments,
+    redact_environment,
+    redact_output,
+    redact_text,
+)
 
 __all__ = [
     "Gpu",
@@ -31,6 +36,7 @@ __all__ = [
     "processes_using",
     "redact_arguments",
     "redact_environment",
+    "redact_output",
     "redact_text",
     "running_sglang_servers",
 ]

@@ -18,12 +18,15 @@ _SECRET_ENDS = frozenset(("AUTH", "KEY", "TOKEN"))
 _SECRET_VALUES = re.compile(
     r"""(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@]+@            # user and password of a URL
       | (?P<bearer>\b[Bb]earer\s+)\S+
-      | (?P<field>["']?\b[\w-]*(?:api[_-]?key|secret|password)["']?\s*[:=]\s*["']?)[^"',\s}]+
+      | (?P<field>["']?\b[\w-]*(?:api[_-]?key|(?:auth|access)[_-]?token|secret|password)["']?
+          \s*[:=]\s*["']?)[^"',\s}]+
       | \b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abps]-)[\w-]{8,}
     """,
     re.VERBOSE,
 )
 
+_SHORTEST = 8
+"""Characters of a value that cannot be taken for an ordinary word."""
 _PLACEHOLDER = re.compile(r"\{[a-z_]+\}")
 
 
@@ -36,6 +39,19 @@ def is_secret_name(name: str) -> bool:
 def is_secret(name: str, value: str) -> bool:
     """Tell whether an option or variable carries a secret, by its name or by the look of it."""
     return is_secret_name(name) or redact_text(value) != value
+
+
+def redact_output(text: str, environ: Mapping[str, str]) -> str:
+    """Replace credentials in what a program wrote that was started with these variables.
+
+    The values of variables whose names say that they are secret go wherever they stand; short ones
+    stay, since they may be words of any sentence.
+    """
+    secrets = {value for name, value in environ.items() if is_secret_name(name)}
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST:
+            text = text.replace(value, REDACTED)
+    return redact_text(text)
 
 
 def redact_text(text: str) -> str:

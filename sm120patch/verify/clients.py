@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from sm120patch.errors import HostError
+from sm120patch.host.redaction import redact_output
 from sm120patch.verify.driver import BadOutput, filled, read_bench_line, read_output
 from sm120patch.verify.loadgen import Repeat, Target, Watch
 from sm120patch.verify.profile import Profile, Workload
@@ -197,7 +198,7 @@ def _read(path: Path) -> str:
 
 
 def _failed(this: Pass, what: str, said: str) -> HostError:
-    end = os.linesep.join(said.splitlines()[-15:])
+    end = os.linesep.join(redact_output(said, os.environ).splitlines()[-15:])
     return HostError(
         f"the client that measures {this.workload.name} ({this.profile.driver.kind}) {what}"
         + (f"; it said:{os.linesep}{end}" if end else ""),

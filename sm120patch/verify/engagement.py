@@ -5,11 +5,13 @@ Reads the server's log and /proc; everything else is pure.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm120patch.host.redaction import redact_output
 from sm120patch.model import Engagement
 from sm120patch.verify.loaded import first_lines, judge_module, mapped_files, matching
 
@@ -78,7 +80,7 @@ def log_seen(engagement: Sequence[Engagement], log: Path, offset: int = 0) -> li
     for line in _lines(log, offset):
         for text, pattern in (*wanted.items(), *banned.items()):
             if text not in said and pattern.search(line):
-                said[text] = line.strip()[:200]
+                said[text] = redact_output(line.strip(), os.environ)[:200]
     seen = [
         Seen(f"log: /{text}/", said.get(text, f"the log never says /{text}/"), text in said)
         for text in wanted

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sm120patch.host.redaction import redact_output
 from sm120patch.verify.events import MAX_LINE, BadReply, Stream
 from sm120patch.verify.metrics import Sample, calculate
 from sm120patch.verify.profile import Workload
@@ -261,6 +263,7 @@ async def _send(
         async with session.post(url, json=body, headers={"X-Request-Id": request.rid}) as reply:
             if reply.status != 200:
                 detail = (await reply.content.read(300)).decode("utf-8", "replace")
+                detail = redact_output(detail, os.environ)
                 raise BadReply(f"HTTP {reply.status}: {detail}")
             async for payload in _payloads(reply.content):
                 before, now = stream.tokens, time.perf_counter()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch.errors import HostError, UsageError
+from sm120patch.host.redaction import redact_output
 from sm120patch.verify.commandline import ArmCommand
 from sm120patch.verify.processes import group_members
 from sm120patch.verify.profile import Profile, ServerSettings
@@ -161,7 +162,7 @@ def log_path(profile: Profile, label: str) -> Path:
 
 
 def tail(log: Path | None, offset: int = 0, lines: int = 30) -> str:
-    """Last lines of a log, for error messages."""
+    """Last lines of a log without credentials, for error messages."""
     if log is None:
         return ""
     try:
@@ -171,7 +172,7 @@ def tail(log: Path | None, offset: int = 0, lines: int = 30) -> str:
             text = stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return os.linesep.join(text.splitlines()[-lines:])
+    return os.linesep.join(redact_output(text, os.environ).splitlines()[-lines:])
 
 
 def api_key(settings: ServerSettings) -> str | None:

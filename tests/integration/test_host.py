@@ -25,6 +25,7 @@ from sm120patch.host import (
     processes_using,
     redact_arguments,
     redact_environment,
+    redact_output,
     redact_text,
     running_sglang_servers,
 )
@@ -341,6 +342,15 @@ def test_secrets_are_taken_out_of_environments_and_texts() -> None:
         "HEADER": "Authorization: Bearer ***",
     }
     assert redact_text("see https://host/path?x=a@b") == "see https://host/path?x=a@b"
+
+
+def test_secrets_are_taken_out_of_what_a_program_wrote() -> None:
+    environ = {"HF_TOKEN": "abcdefghij", "SGLANG_API_KEY": "short", "MODEL": "some-long-model"}
+    said = "args: api_key='xyz', hf=abcdefghij in a short sentence about some-long-model"
+    assert redact_output(said, environ) == (
+        "args: api_key='***', hf=*** in a short sentence about some-long-model"
+    )
+    assert redact_output('{"auth_token": "xyz"}', {}) == '{"auth_token": "***"}'
 
 
 def test_looking_around_costs_no_heavy_import() -> None:

@@ -29,6 +29,9 @@ port, mode = int(sys.argv[1]), sys.argv[2]
 print("starting", mode, os.environ.get("MARK"), os.environ.get("GONE"), sys.argv[3:], flush=True)
 if mode == "dies":
     sys.exit(3)
+if mode == "tells":
+    print("ServerArgs(api_key='abcdefgh')", os.environ["TOLD_TOKEN"], flush=True)
+    sys.exit(3)
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode in ("family", "stubborn"):
@@ -168,6 +171,16 @@ def test_the_server_is_stopped_whatever_ends_the_block(make, error):
         child = child_of(server)
         raise error
     assert wait_gone(server.pid) and wait_gone(child)
+
+
+def test_secrets_in_the_log_do_not_get_into_the_error(make, monkeypatch):
+    monkeypatch.setenv("TOLD_TOKEN", "value-of-a-token")
+    with pytest.raises(ServerError) as caught, started(make("tells")):
+        pass
+    said = caught.value.message + json.dumps(caught.value.details)
+    assert "starting tells" in said, "the rest of the log is there"
+    assert "ServerArgs(api_key='***') ***" in said
+    assert "abcdefgh" not in said and "value-of-a-token" not in said
 
 
 def test_a_server_that_dies_in_use_is_noticed(make):
