@@ -1,0 +1,170 @@
+"""Playbook `rollout`: canary first, drain, apply, verify, resume; all back when one fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes import REGRESSES, Fleet, Node, kill_all
+from tests.support.serving import wait_for
+
+ROLLOUT = "sm120patch.fleet.rollout"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Fleet:
+    """Two nodes with miniature packages."""
+    return Fleet(tmp_path, *(Node.small(tmp_path, name) for name in ("canary", "other")))
+
+
+def assert_all_applied(fleet: Fleet) -> None:
+    assert {node.name: node.state for node in fleet.nodes} == dict.fromkeys(
+        (node.name for node in fleet.nodes), "applied"
+    )
+
+
+def test_check_and_diff_show_every_line_and_change_nothing(pair: Fleet) -> None:
+    done = pair.play(ROLLOUT, "--check", "--diff", "-e", "sm120patch_serial=100%")
+    assert done.code == 0, done.out
+    assert done.out.count("+    return flags(supported_major_versions=[9, 10, 12])") == 2
+    assert done.count("changed") == {"canary": 1, "other": 1}
+    assert "canary: planned" in done.out
+    for node in pair.nodes:
+        node.assert_untouched()
+        assert not node.home.exists()
+
+
+def test_nodes_that_would_differ_are_refused_before_anything_is_written(pair: Fleet) -> None:
+    done_by_hand = pair.nodes[1].run("apply", "other", "--no-verify")
+    assert done_by_hand.code == 0
+    pair.nodes[1].before = pair.nodes[1].snapshot()
+    pair.variables["sm120patch_sets"] = ["fusion", "other"]
+    pair.nodes[0].sets = pair.nodes[1].sets = ["fusion", "other"]
+    pair.nodes[1].variables["sm120patch_sets"] = ["other"]
+    done = pair.play(ROLLOUT)
+    assert done.code == 2
+    assert "would not all hold the same code, so nothing was written" in done.out
+    assert "PLAY [Patch the canary" not in done.out
+    for node in pair.nodes:
+        node.assert_untouched()
+
+
+def test_a_set_that_is_on_a_node_must_be_named(pair: Fleet) -> None:
+    assert pair.nodes[1].run("apply", "other", "--no-verify").code == 0
+    pair.nodes[1].before = pair.nodes[1].snapshot()
+    done = pair.play(ROLLOUT)
+    assert done.code == 2
+    assert "other has also other" in done.out
+    for node in pair.nodes:
+        node.assert_untouched()
+
+
+@pytest.mark.slow
+def test_every_node_is_applied_and_a_second_run_reports_no_change(pair: Fleet) -> None:
+    done = pair.play(ROLLOUT)
+    assert done.code == 0, done.out
+    assert_all_applied(pair)
+    assert [node.hooks for node in pair.nodes] == [["drain", "resume"]] * 2
+    held = [node.snapshot() for node in pair.nodes]
+    again = pair.play(ROLLOUT)
+    assert again.code == 0, again.out
+    assert again.count("changed") == {} and "canary: unchanged" in again.out
+    assert [node.snapshot() for node in pair.nodes] == held
+    assert [node.hooks for node in pair.nodes] == [["drain", "resume"]] * 2, "no hook ran again"
+
+
+@pytest.mark.slow
+def test_a_canary_that_regresses_stops_the_rollout(pair: Fleet) -> None:
+    canary, other = pair.nodes
+    canary.serve(REGRESSES)
+    done = pair.play(ROLLOUT)
+    assert done.code == 2, done.out
+    assert "canary: rejected (fusion: regressed" in done.out
+    assert "other: skipped (a node before it ended badly: canary)" in done.out
+    canary.assert_as_before()
+    assert canary.state == "rejected"
+    assert canary.hooks == ["drain", "resume"], "the resume hook runs after a rejection as well"
+    other.assert_untouched()
+
+
+@pytest.mark.slow
+def test_a_later_node_that_regresses_takes_the_canary_back(pair: Fleet) -> None:
+    canary, other = pair.nodes
+    other.serve(REGRESSES)
+    done = pair.play(ROLLOUT)
+    assert done.code == 2, done.out
+    assert "canary: rolled-back (it had passed, but others did not: other)" in done.out
+    for node in pair.nodes:
+        node.assert_as_before()
+    assert [node.state for node in pair.nodes] == ["absent", "rejected"]
+    assert canary.hooks == ["drain", "resume"] * 2
+    assert other.hooks == ["drain", "resume"]
+
+
+@pytest.mark.slow
+def test_evidence_of_a_simulated_host_does_not_count(pair: Fleet) -> None:
+    pair.variables["sm120patch_allow_simulated"] = False
+    done = pair.play(ROLLOUT)
+    assert done.code == 2, done.out
+    assert "the node ended with applied (simulated)" in done.out
+    canary, other = pair.nodes
+    canary.assert_as_before()
+    assert canary.state == "absent" and canary.hooks == ["drain", "resume"]
+    other.assert_untouched()
+
+
+@pytest.mark.slow
+def test_a_resume_hook_that_fails_stops_the_rollout(pair: Fleet) -> None:
+    (pair.hooks / "resume.yml").write_text(
+        "- name: Fail\n  ansible.builtin.fail:\n    msg: the server does not start\n"
+    )
+    done = pair.play(ROLLOUT)
+    assert done.code == 2, done.out
+    assert "canary: not-resumed (it was not given back: the server does not start" in done.out
+    canary, other = pair.nodes
+    assert canary.state == "applied" and (canary.home / "drained").exists()
+    other.assert_untouched()
+
+
+@pytest.mark.slow
+def test_a_drain_hook_that_fails_leaves_the_node_as_it_was(pair: Fleet) -> None:
+    (pair.hooks / "drain.yml").write_text(
+        "- name: Fail\n  ansible.builtin.fail:\n    msg: the server does not stop\n"
+    )
+    done = pair.play(ROLLOUT)
+    assert done.code == 2 and "canary: failed (the server does not stop)" in done.out
+    canary, other = pair.nodes
+    canary.assert_as_before()
+    assert canary.hooks == ["resume"]
+    other.assert_untouched()
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_the_next_run_settles_it_and_goes_on(pair: Fleet) -> None:
+    canary, other = pair.nodes
+    process = pair.start(ROLLOUT)
+    try:
+        wait_for(lambda: canary.journal.exists(), timeout=120)
+    finally:
+        kill_all(process)
+        canary.kill_tools()
+    assert canary.hooks == ["drain"] and (canary.home / "drained").exists()
+    assert canary.state == "interrupted"
+    other.assert_untouched()
+    done = pair.play(ROLLOUT)
+    assert done.code == 0, done.out
+    assert_all_applied(pair)
+    assert canary.hooks == ["drain", "drain", "resume"] and not (canary.home / "drained").exists()
+
+
+@pytest.mark.slow
+def test_killed_after_the_verification_the_next_run_gives_the_node_back(pair: Fleet) -> None:
+    (canary, other) = pair.nodes
+    assert pair.play(ROLLOUT).code == 0
+    (canary.home / "drained").write_text("drained\n")
+    done = pair.play(ROLLOUT)
+    assert done.code == 0, done.out
+    assert canary.hooks == ["drain", "resume", "resume"]
+    assert other.hooks == ["drain", "resume"]
+    assert not (canary.home / "drained").exists()
