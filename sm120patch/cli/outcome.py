@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sm120patch.cli import following
 from sm120patch.errors import ExitCode
 from sm120patch.evidence import Event
-from sm120patch.model import State
+from sm120patch.model import EvidenceKind, State
 from sm120patch.operations.changing import Change
 from sm120patch.plaintext import table
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
@@ -80,13 +80,35 @@ def change_text(change: Change, statuses: Sequence[SetStatus], given: following.
     launch = launch_text(change.plan.launch)
     if change.verified is not None and change.verified.restart_problem:
         lines.append(f"the server was NOT restarted: {change.verified.restart_problem}")
-    if _kept(change) and launch:
+    if _unreal(change):
+        lines += _measure_really(change, launch, given)
+    elif _kept(change) and launch:
         lines.append(f"restart your server with: {launch}")
     elif _kept(change) and change.plan.files:
         lines.append("restart your server: running processes keep the old code")
     elif change.outcome == "reverted":
         lines.append("restart your server without the options of the sets")
     return "\n".join(line for line in lines if line)
+
+
+def _unreal(change: Change) -> bool:
+    """Tell whether what speaks for the sets was not measured on a real server."""
+    verified = change.verified
+    return _kept(change) and verified is not None and verified.outcome.kind is not EvidenceKind.REAL
+
+
+def _measure_really(change: Change, launch: str, given: following.Given) -> list[str]:
+    """What a pass without a real server means, and what comes next: no restart follows from it."""
+    assert change.verified is not None
+    kind = change.verified.outcome.kind.value
+    own = tuple((name, value) for name, value in given if name != "--profile")
+    names = " ".join(change.plan.requested)
+    verify = following.command(f"sm120patch verify {names}", own)
+    return [
+        f"this evidence is {kind}: it says nothing of your GPUs, and is never counted",
+        f"next: {verify} --profile PROFILE_OF_YOUR_SERVER"
+        + (f" (it is started with: {launch})" if launch else ""),
+    ]
 
 
 def _compiled_dicts(change: Change) -> list[dict[str, object]] | None:
