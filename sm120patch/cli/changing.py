@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sm120patch.cli.progress import Progress
     from sm120patch.known import Match
     from sm120patch.operations.changing import Change, Demands
+    from sm120patch.operations.rejections import Rejection
     from sm120patch.operations.site import Site
     from sm120patch.plan import Plan
     from sm120patch.verify.profile import Profile
@@ -64,7 +65,9 @@ def command_line() -> str:
 @click.option("--no-verify", is_flag=True, help="Stage only: the sets will not count as applied.")
 @click.option("--dry-run", is_flag=True, help="Show plan and command lines; write nothing.")
 @click.option(
-    "--yes", is_flag=True, help="Measure what is known to do harm on a host like this one."
+    "--yes",
+    is_flag=True,
+    help="Measure what is known to do harm on a host like this one, or was rejected here before.",
 )
 @expect_option
 @click.option(
@@ -105,6 +108,7 @@ def apply(
     """
     from sm120patch.operations import changing, planning
     from sm120patch.operations.known import known_here, refuse_harm
+    from sm120patch.operations.rejections import refuse_again, rejected_before
     from sm120patch.operations.site import open_site
     from sm120patch.planner import Request
     from sm120patch.render import plan_text
@@ -121,8 +125,9 @@ def apply(
         site, request, capability, expect=expect, expect_content=expect_content
     )
     known = known_here(site, plan, chosen)
-    for match in known:
-        output.talk(match.shown)
+    before = rejected_before(site, plan, chosen)
+    for told in [*(match.shown for match in known), *([before.shown] if before else [])]:
+        output.talk(told)
     if dry_run:
         lacking = () if no_verify else changing.owed_sets(site, request, plan, chosen, demands)
         return _show_plan(output, site, plan, chosen, demands, lacking)
@@ -131,8 +136,10 @@ def apply(
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
         raise changing.no_profile(Path.cwd(), stageable=True)
-    if not (yes or _confirmed(output, known)):
+    again = before if owed and before is not None and before.same_profile else None
+    if not (yes or _confirmed(output, known, again)):
         refuse_harm(known)
+        refuse_again(again)
     output.talk(plan_text(plan, diffs=False))
     if chosen is not None:
         changing.preview(plan, chosen, demands)
@@ -378,11 +385,11 @@ def _progress(output: Output) -> Progress:
     return Progress(output.talk)
 
 
-def _confirmed(output: Output, known: tuple[Match, ...]) -> bool:
-    """Ask the person at the terminal, if there is one and something harmful to ask about."""
-    harmful = [match for match in known if match.result.harmful]
+def _confirmed(output: Output, known: tuple[Match, ...], again: Rejection | None) -> bool:
+    """Ask the person at the terminal, if there is one and something that speaks against it."""
+    doubtful = again is not None or any(match.result.harmful for match in known)
     there = sys.stdin.isatty() and sys.stderr.isatty() and not output.as_json
-    return bool(harmful) and there and click.confirm("measure it here all the same?", err=True)
+    return doubtful and there and click.confirm("measure it here all the same?", err=True)
 
 
 def _note_fault(output: Output, site: Site) -> None:
