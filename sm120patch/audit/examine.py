@@ -57,8 +57,28 @@ class Examined:
     """When the ledger last recorded a change; ISO 8601, empty without one."""
 
 
+_LOOKS = 3
+"""How often an environment is looked at that changes meanwhile."""
+
+
 def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
-    """Examine the environment at `place`."""
+    """Examine the environment at `place`; again when a change was committed meanwhile.
+
+    The files would be of after it and the ledger of before. What never comes to rest is `unknown`.
+    """
+    before = ledgers.moment(means.tree, place.prefix)
+    for _ in range(_LOOKS):
+        found = _examined(means, place, knowledge)
+        after = ledgers.moment(means.tree, place.prefix)
+        if after == before:
+            return found
+        before = after
+    detail = "it was changed again and again while it was looked at: audit it once more"
+    unknown = Finding(Kind.UNKNOWN, "-", "-", detail)
+    return replace(found, report=with_findings(found, [unknown]))
+
+
+def _examined(means: Means, place: Place, knowledge: Knowledge) -> Examined:
     with ledgers.opened(means.tree, place.prefix) as kept:
         written = {target: file.root for (target, _), file in kept.history.files.items()}
         layout = read_layout(means.tree, place, written)

@@ -77,6 +77,27 @@ def caught_up(tree: Tree, prefix: str, kept: Kept) -> Kept:
     return replace(kept, journal=journal, holder=holder, problem=kept.problem or problem)
 
 
+def moment(tree: Tree, prefix: str) -> tuple[int, str | None]:
+    """Name what ledger and journal say now: newest event, and id of the open transaction.
+
+    Equal before and after means that what was looked at in between belongs to one state. Of another
+    root, and of what cannot be read, it is always the same: `opened` tells about that.
+    """
+    if not tree.is_host:
+        return 0, None
+    state = StateDirectory.of(Path(prefix))
+    journal, _problem = _journal(state)
+    newest = 0
+    with contextlib.suppress(Sm120PatchError, OSError):
+        if state.ledger.exists():
+            from sm120patch.ledger import read_ledger
+
+            with read_ledger(state.ledger) as ledger:
+                events = [] if ledger is None else ledger.events(1)
+                newest = events[0].id if events else 0
+    return newest, None if journal is None else journal.tx
+
+
 def _state(tree: Tree, prefix: str, stack: contextlib.ExitStack) -> StateDirectory:
     if tree.is_host:
         return StateDirectory.of(Path(prefix))
