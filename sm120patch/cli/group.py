@@ -9,6 +9,34 @@ import click
 from sm120patch import __version__
 from sm120patch.cli.main import COMMANDS
 
+SUMMARIES = {
+    "adopt": "Take sets that were applied by hand into the ledger.",
+    "apply": "Patch, measure without and with the sets, keep or put back.",
+    "audit": "Compare every file of every environment with upstream's.",
+    "bench": "Try launch options without a patch, measured like a set.",
+    "caches": "Show which compiled modules a change touches, and why.",
+    "diff": "Show edits that no ledger explains, as a diff.",
+    "doctor": "Say what this host can do, and which flags do nothing.",
+    "fleet-path": "Print where the Ansible collection lies.",
+    "fleet-report": "Compare the facts of many nodes, outliers first.",
+    "history": "Show what was done to the environment, newest first.",
+    "init": "Write a profile that says how your server is started.",
+    "lint": "Check manifests, windows and payloads.",
+    "list": "Show the patch sets of the catalogue.",
+    "matrix": "Show what sets mean for published releases.",
+    "new": "Begin a patch set of your own from upstream's files.",
+    "plan": "Show every file and line that `apply` would change.",
+    "recover": "Finish or undo a command that was interrupted.",
+    "report": "Show one measurement whole, or write it as a page.",
+    "revert": "Take sets off again: upstream's bytes and modes.",
+    "show": "Show all that is known of a set.",
+    "sign": "Sign a catalogue directory with an SSH key.",
+    "status": "Show the state of every set in the environment.",
+    "tune": "Let FlashInfer measure its MoE tactics on this GPU.",
+    "verify": "Measure sets that are on disk already.",
+}
+"""What the list of commands says of each: whole on a terminal of 80 columns."""
+
 
 class Commands(click.Group):
     """The commands; the module of one is loaded when it is asked for, to start fast."""
@@ -25,6 +53,11 @@ class Commands(click.Group):
                 held: tuple[click.Command, ...] = module.COMMANDS
                 return next(found for found in held if found.name == cmd_name)
         return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without loading the modules that hold them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(n, SUMMARIES.get(n, "")) for n in self.list_commands(ctx)])
 
 
 @click.group(
