@@ -67,6 +67,10 @@ def bench(
     chosen = changing.find_profile(profile, site, Path.cwd())
     if chosen is None:
         raise changing.no_profile(Path.cwd())
+    output.talk(
+        "answers must be those of the server as it is, up to rounding (class `tolerance`): an"
+        " option that is meant to change them ends `broken`"
+    )
     for line in changing.guard_processes(site, chosen, allow=allow_running):
         output.talk(f"warning: {line}")
     results = []

@@ -52,6 +52,13 @@ def test_what_helps_and_what_does_not_are_both_kept(host: Host) -> None:
     assert "No file differs between the arms." in page.text and "variant" in page.text
 
 
+def test_it_says_by_which_class_answers_are_judged(host: Host) -> None:
+    done = host.run(
+        "bench", "--try", TRITON, "--max-time", "1", "--profile", host.profile("tunable")
+    )
+    assert "up to rounding (class `tolerance`)" in done.err
+
+
 def test_a_known_result_is_told_and_not_measured_again(host: Host) -> None:
     assert verdicts(bench(host, TRITON)) == {TRITON: "regressed"}
     (known,) = bench(host, "--moe-runner-backend   'triton'").result["experiments"]
