@@ -208,6 +208,11 @@ class HostReport:
     """Directories that the search looked into; 0 when the environment was named."""
 
     @property
+    def not_looked_at(self) -> tuple[str, ...]:
+        """What belongs to a running host, and so to no other root."""
+        return () if self.root == "/" else ("running servers", "FlashInfer builds")
+
+    @property
     def all_findings(self) -> Iterator[tuple[EnvironmentReport | None, Finding]]:
         """Every finding with the environment it is about."""
         yield from ((None, f) for f in self.findings)
@@ -263,6 +268,7 @@ def host_dict(report: HostReport) -> dict[str, object]:
     return {
         "root": report.root,
         "directories": report.directories,
+        "not_looked_at": list(report.not_looked_at),
         "environments": [environment_dict(e) for e in report.environments],
         "skipped": [{"path": s.path, "reason": s.reason} for s in report.skipped],
         "findings": [

@@ -23,6 +23,8 @@ def report_text(report: HostReport, given: following.Given = ()) -> str:
         rows = [(f.kind.value, f.path, f.detail) for f in report.findings]
         parts += [f"{report.root}:", _indented(table(rows)), ""]
     parts += [f"not looked into: {s.path}: {s.reason}" for s in report.skipped]
+    if report.not_looked_at:
+        parts.append(f"not looked at with --root: {' and '.join(report.not_looked_at)}")
     if others:
         parts.append(f"environments without SGLang and FlashInfer: {others}")
     parts.append(_sum(report))

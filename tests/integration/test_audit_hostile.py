@@ -278,3 +278,15 @@ def test_one_environment_that_cannot_be_examined_does_not_hide_the_others(tmp_pa
     environments = {e["prefix"]: e for e in ran.result["environments"]}
     assert [f["kind"] for f in environments["/opt/a"]["findings"]] == ["unknown"]
     assert environments["/opt/b"]["packages"][0]["pristine"] == 5
+
+
+def test_what_another_root_cannot_show_is_said_each_time(tmp_path: Path) -> None:
+    site = tmp_path / "opt" / "a" / "lib" / "python3.11" / "site-packages"
+    install_fake(site, "sglang", "1.0", FILES["sglang"])
+    unseen = ["running servers", "FlashInfer builds"]
+    assert run("audit", "--root", tmp_path, "--output", "json").result["not_looked_at"] == unseen
+    said = "not looked at with --root: running servers and FlashInfer builds"
+    assert said in run("audit", "--root", tmp_path).out
+    prefix = tmp_path / "opt" / "a"
+    assert "not looked at" not in run("audit", "--env", prefix).out
+    assert run("audit", "--env", prefix, "--output", "json").result["not_looked_at"] == []
