@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pass_output = click.make_pass_decorator(Output)
 
 
-@click.command(short_help="Show edits that no ledger explains, as a diff.")
+@click.command()
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @click.option(
     "--all", "everything", is_flag=True, help="Show also what the sets of the ledger changed."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from sm120patch.cli.options import (
     sets_argument,
     with_option,
 )
-from sm120patch.cli.output import Output
+from sm120patch.cli.output import Output, width
 from sm120patch.cli.releases import offline_option, plan_against, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode, UsageError
 
@@ -57,12 +58,13 @@ def list_sets(output: Output, catalogue: Places) -> int:
 def show(output: Output, set_id: str, catalogue: Places) -> int:
     """Show what a set changes, on which versions, what it needs and what is known of it."""
     from sm120patch import catalogue as catalogues
-    from sm120patch.cli.describe import describe_set
+    from sm120patch.cli.describe import WIDTH, describe_set
     from sm120patch.render import set_dict
 
     known = catalogues.load(catalogue)
     found, origin = known.get(set_id), known.origins[set_id]
-    output.data({**set_dict(found), "origin": origin}, describe_set(found, origin))
+    text = describe_set(found, origin, width(sys.stdout) or WIDTH)
+    output.data({**set_dict(found), "origin": origin}, text)
     return ExitCode.OK
 
 

@@ -35,7 +35,7 @@ class Output:
         if self.as_json:
             self._envelope(result, code, None)
         elif text:
-            _write(clean(text).rstrip("\n") + "\n")
+            _write(_fitting(clean(text).rstrip("\n"), sys.stdout) + "\n")
 
     def error(self, error: Sm120PatchError) -> None:
         """Print an expected failure, with its hint; commands in it get the options given here."""
@@ -53,7 +53,7 @@ class Output:
         if stream is None:
             return
         try:
-            stream.write(clean(text).rstrip("\n") + "\n")
+            stream.write(_fitting(clean(text).rstrip("\n"), stream) + "\n")
             stream.flush()
         except OSError:
             silence(stream)
@@ -84,6 +84,27 @@ class Output:
             "errors": errors,
         }
         _write(json.dumps(envelope, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def width(stream: TextIO | None) -> int | None:
+    """Columns of the terminal that a stream writes to; None for anything else."""
+    if stream is None or not stream.isatty():
+        return None
+    named = os.environ.get("COLUMNS", "")
+    try:
+        return int(named) if named.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return None
+
+
+def _fitting(text: str, stream: TextIO | None) -> str:
+    """Fold text to the width of a terminal; as it is for anything else."""
+    columns = width(stream)
+    if columns is None:
+        return text
+    from sm120patch.cli.folding import fold
+
+    return fold(text, columns)
 
 
 def _write(text: str) -> None:

@@ -1,0 +1,64 @@
+"""Fold long lines for a terminal: columns stay columns, commands and diffs stay as they are. Pure.
+
+What is piped is never folded: the caller knows whether somebody reads it on a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+_LEAST = 40
+"""Columns below which folding would leave nothing readable."""
+_TO_COPY = re.compile(r"\s*(next|baseline|patched|variant|restart your server with):|\s*[$|#] ")
+"""Lines that are copied as a whole, or that belong to a Markdown table."""
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+_WORD = re.compile(r"(?:[^\s`]|`[^`]*`)+")
+"""A word; a command between backquotes is one."""
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+
+def fold(text: str, width: int) -> str:
+    """Break lines longer than `width` at spaces; a longer word, such as a path, stays whole."""
+    if width < _LEAST or all(len(line) <= width for line in text.split("\n")):
+        return text
+    return "\n".join(_lines(text.split("\n"), width))
+
+
+def _lines(lines: Iterable[str], width: int) -> Iterator[str]:
+    old = new = 0  # lines that the present hunk of a diff still has
+    header = False
+    for line in lines:
+        hunk = _HUNK.match(line)
+        if old > 0 or new > 0:
+            old -= line[:1] in ("-", " ", "")
+            new -= line[:1] in ("+", " ", "")
+            yield line
+        elif hunk or (header and line.startswith("+++ ")) or line.startswith("\\ "):
+            old, new = (int(count or 1) for count in hunk.groups()) if hunk else (0, 0)
+            yield line
+        elif len(line) <= width or line.startswith("--- ") or _TO_COPY.match(line):
+            yield line
+        else:
+            yield from _folded(line, width)
+        header = line.startswith("--- ")
+
+
+def _folded(line: str, width: int) -> Iterator[str]:
+    """Fold one line: the last column below itself, or where that is too narrow, below the line."""
+    indent = len(line) - len(line.lstrip(" "))
+    gaps = [found.end() for found in _GAP.finditer(line)]
+    start = next((at for at in reversed(gaps) if at <= width * 3 // 5), None)
+    hanging = indent + 2 if start is None or start != gaps[-1] else start
+    head = line[: gaps[-1]] if gaps and gaps[-1] < width else line[:indent]
+    shown, empty = head, True
+    for word in _WORD.findall(line[len(head) :]):
+        if not empty and len(shown) + 1 + len(word) > width:
+            yield shown.rstrip(" ")
+            shown, empty = " " * hanging, True
+        elif empty and len(shown) > hanging and len(shown) + len(word) > width:
+            yield shown.rstrip(" ")
+            shown = " " * hanging
+        shown += word if empty else f" {word}"
+        empty = False
+    yield shown
