@@ -122,16 +122,27 @@ def plan(
 
 
 @click.command()
+@click.option(
+    "--expect-content",
+    metavar="DIGEST",
+    help="Exit with 1 where the files of the sets and the versions come to anything else"
+    " (`content` of a plan or of another status).",
+)
 @gpu_option
 @environment_options
 @pass_output
 def status(
-    output: Output, gpu: str | None, env: str | None, python: str | None, catalogue: Places
+    output: Output,
+    expect_content: str | None,
+    gpu: str | None,
+    env: str | None,
+    python: str | None,
+    catalogue: Places,
 ) -> int:
     """Show the state of every set in the environment; patched files are hashed again."""
     from sm120patch.cli.showing import show_status
 
-    return show_status(output, gpu, env, python, catalogue)
+    return show_status(output, gpu, env, python, catalogue, expect_content)
 
 
 @click.command()

@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 
 def show_status(
-    output: Output, gpu: str | None, env: str | None, python: str | None, catalogue: Places
+    output: Output,
+    gpu: str | None,
+    env: str | None,
+    python: str | None,
+    catalogue: Places,
+    expect_content: str | None = None,
 ) -> int:
-    """Print the state of every set in the environment; patched files are hashed again."""
+    """Print the state of every set in the environment; patched files are hashed again.
+
+    Where the files of the sets do not come to `expect_content`, the exit code is 1.
+    """
     from sm120patch.operations import inspecting
     from sm120patch.operations.planning import capability_of
     from sm120patch.operations.site import open_site
@@ -43,6 +51,9 @@ def show_status(
     if result.under_way:
         lines.append(f"under way: {result.under_way}")
     code = exit_code(result)
+    if expect_content not in (None, result.content):
+        lines.append(f"other content than expected: {result.content}, expected {expect_content}")
+        code = code or ExitCode.FINDINGS
     output.data(
         {
             "prefix": result.prefix,

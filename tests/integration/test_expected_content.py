@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.catalogue import A
+from tests.support.command import run
 from tests.support.place import Place, refused
 
 
@@ -78,3 +79,17 @@ def test_the_expected_content_may_be_there_already(place: Place) -> None:
     again = place.done("apply", "one", "--no-verify", "--expect-content", content)
     assert again["outcome"] == "nothing"
     refused(place.run("apply", "one", "--no-verify", "--expect-content", "0" * 64), 5, content)
+
+
+def test_status_tells_by_its_exit_code_whether_it_is_what_was_expected(place: Place) -> None:
+    content = planned(place, "one")
+    assert place.run("status", "--expect-content", content).code == 1, "not patched yet"
+    place.stage("one")
+    assert place.run("status", "--expect-content", content).code == 0
+    place.write(A, place.read(A) + "foreign = 1\n")
+    drifted = place.run("status", "--expect-content", content)
+    assert drifted.code == 1 and drifted.result["content"] != content
+    text = run("status", "--expect-content", content, *place.options[:-2])
+    assert text.code == 1 and f"expected {content}" in text.out
+    for wrong in ("", content[:12]):
+        assert place.run("status", "--expect-content", wrong).code == 1, wrong
