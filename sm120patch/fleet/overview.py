@@ -11,6 +11,7 @@ from enum import Enum
 from sm120patch.fleet.differences import HEAVY, Difference, differences, sets_of_interest
 from sm120patch.fleet.expected import Expected
 from sm120patch.fleet.node import NodeFacts
+from sm120patch.model import State
 
 LATE = timedelta(days=30)
 Own = tuple[str, str, "str | None"]
@@ -223,6 +224,7 @@ def _findings(
         if group.equal is None:
             detail = "not all of its nodes are known, so nobody can tell whether they are equal"
             yield Finding(Kind.UNKNOWN, group.name, detail, group.nodes)
+    yield from _unknown_sets(rows)
     yield from _audited(rows, only_unknown=True)
     for difference in differing:
         nodes = tuple(labels[node.key] for node in difference.nodes)
@@ -233,6 +235,17 @@ def _findings(
             detail = "there are facts of it, but it is not among the nodes that were named"
             yield Finding(Kind.UNEXPECTED, "node", detail, tuple(strange))
     yield from _audited(rows, only_unknown=False)
+
+
+def _unknown_sets(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Sets whose state a node could not tell itself."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for one in row.node.sets.values():
+            if one.state == State.UNKNOWN.value and not row.node.unknown:
+                found.setdefault((one.id, one.reason), []).append(row.label)
+    for (name, reason), labels in found.items():
+        yield Finding(Kind.UNKNOWN, f"state of {name}", reason, tuple(sorted(labels)))
 
 
 def _codes(group: Group, nodes: Mapping[str, NodeFacts]) -> str:

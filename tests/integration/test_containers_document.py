@@ -167,7 +167,8 @@ def test_the_build_stops_where_the_base_image_is_not_what_it_was(
 @pytest.mark.network
 def test_the_whole_build_on_published_packages(tmp_path: Path):
     """With the step that the quick tests leave out: a real install of the tool."""
-    prefix = real_environment(tmp_path / "env", "0.5.9", PAIRS["0.5.9"])
+    prefix = tmp_path / "env"
+    real_environment(prefix, "0.5.9", PAIRS["0.5.9"])
     python, root = prefix / "bin" / "python3", tmp_path / "opt"
     planned = run("plan", "allreduce-fusion", "--gpu", "12.0", "--env", prefix, "--output", "json")
     content = str(planned.result["content"])

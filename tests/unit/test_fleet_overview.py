@@ -195,6 +195,15 @@ def test_unknown_fails_whatever_was_chosen_and_others_only_when_chosen():
     assert FailOn(frozenset({Kind.DIFFERS})).fails(fleet.findings)
 
 
+def test_a_set_whose_state_a_node_could_not_tell_is_unknown_and_fails():
+    def unreadable(facts: Facts) -> None:
+        set_of(facts, "one").update(state="unknown", counts=False, reason="a.py cannot be read")
+
+    fleet = overview([*nodes(3), node("gpu-99", unreadable)])
+    assert fleet.findings[0].kind is Kind.UNKNOWN and fleet.findings[0].nodes == ("gpu-99",)
+    assert FailOn(frozenset()).fails(fleet.findings) and "a.py cannot be read" in shown(fleet)
+
+
 def test_what_audits_found_is_told_once_for_all_nodes():
     def found(facts: Facts) -> None:
         for path in ("one", "two"):
