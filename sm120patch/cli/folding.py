@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 
 _LEAST = 40
 """Columns below which folding would leave nothing readable."""
+_DEEP = 4
+"""Blanks before a word that has no room below its column."""
 _TO_COPY = re.compile(r"\s*(next|baseline|patched|variant|restart your server with):|\s*[$|#] ")
 """Lines that are copied as a whole, or that belong to a Markdown table."""
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
@@ -45,20 +47,26 @@ def _lines(lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _folded(line: str, width: int) -> Iterator[str]:
-    """Fold one line: the last column below itself, or where that is too narrow, below the line."""
+    """Fold one line: the last column below itself, or below the others where it has no room."""
     indent = len(line) - len(line.lstrip(" "))
     gaps = [found.end() for found in _GAP.finditer(line)]
-    start = next((at for at in reversed(gaps) if at <= width * 3 // 5), None)
-    hanging = indent + 2 if start is None or start != gaps[-1] else start
-    head = line[: gaps[-1]] if gaps and gaps[-1] < width else line[:indent]
+    if not gaps or gaps[-1] <= width * 7 // 10:
+        start = gaps[-1] if gaps else indent
+        yield from _wrapped(line[:start], line[start:], gaps[-1] if gaps else indent + 2, width)
+        return
+    head = line[: gaps[-1]].rstrip(" ")
+    yield from [head] if len(head) <= width else _folded(head, width)
+    yield from _wrapped(" " * (indent + 4), line[gaps[-1] :], indent + 4, width)
+
+
+def _wrapped(head: str, text: str, hanging: int, width: int) -> Iterator[str]:
+    """Break `text` at spaces; the first line begins with `head`, the others with blanks."""
     shown, empty = head, True
-    for word in _WORD.findall(line[len(head) :]):
-        if not empty and len(shown) + 1 + len(word) > width:
+    for word in _WORD.findall(text):
+        if len(shown) + (not empty) + len(word) > width and shown.strip():
             yield shown.rstrip(" ")
-            shown, empty = " " * hanging, True
-        elif empty and len(shown) > hanging and len(shown) + len(word) > width:
-            yield shown.rstrip(" ")
-            shown = " " * hanging
+            fits = hanging + len(word) <= width
+            shown, empty = " " * (hanging if fits else min(hanging, _DEEP)), True
         shown += word if empty else f" {word}"
         empty = False
     yield shown

@@ -39,9 +39,16 @@ def test_the_last_column_is_folded_below_itself(width: int) -> None:
 def test_where_the_last_column_is_narrow_it_goes_below_the_line() -> None:
     line = f"  by-hand  flashinfer-python  flashinfer/a/rather/long/path.py  {REASON}"
     first, *rest = fold(line, 80).split("\n")
-    assert first.startswith("  by-hand  flashinfer-python  flashinfer/a/rather/long/path.py")
-    assert rest and all(re.match(r" {4}\S", line) and len(line) <= 80 for line in rest)
+    assert first == "  by-hand  flashinfer-python  flashinfer/a/rather/long/path.py"
+    assert rest and all(re.match(r" {6}\S", line) and len(line) <= 80 for line in rest)
     assert words(fold(line, 80)) == words(line)
+
+
+def test_columns_that_do_not_fit_beside_each_other_stay_apart() -> None:
+    cells = ("  patch", "a-set/of-changes", "sglang/srt/layers/attention/some_registry.py", REASON)
+    first, second, *rest = fold("  ".join(cells), 60).split("\n")
+    assert first == "  patch  a-set/of-changes" and second.strip() == cells[2]
+    assert words("\n".join(rest)) == words(REASON)
 
 
 def test_commands_and_paths_are_never_broken() -> None:
