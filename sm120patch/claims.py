@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sm120patch.disk import remove_file, sweep, write_file
 from sm120patch.environment import Checkout, Environment
-from sm120patch.errors import BusyError, ConflictError, HostError
+from sm120patch.errors import BusyError, ConflictError, HostError, RecoveryNeededError
+from sm120patch.ledger import read_ledger
 from sm120patch.plan import History
 
 CLAIM_NAME = "sm120patch-claim.json"
@@ -95,14 +96,38 @@ def refuse_foreign_claims(environment: Environment) -> None:
 
 def foreign_claims(environment: Environment) -> list[str]:
     """Say which checkouts another, still existing environment has patched."""
-    problems = []
-    for name, path in sorted(_claim_files(environment).items()):
-        owner = _owner(path)
-        if owner is None or _is_ours(owner, environment):
-            continue
-        if (Path(owner) / ".sm120patch" / "ledger.sqlite3").exists():
-            problems.append(f"the checkout of {name} is patched and owned by {owner}")
-    return problems
+    return [
+        f"the checkout of {name} is patched and owned by {owner}"
+        for name, owner in _foreign_owners(environment).items()
+    ]
+
+
+def claimed_files(environment: Environment) -> dict[tuple[str, str], tuple[str, str]]:
+    """(target, path) -> sha256 and owning prefix of what other environments' ledgers wrote.
+
+    A ledger that cannot be read answers for nothing.
+    """
+    found = {}
+    for name, owner in _foreign_owners(environment).items():
+        with contextlib.suppress(HostError, RecoveryNeededError):
+            with read_ledger(_ledger(owner)) as ledger:
+                files = {} if ledger is None else ledger.history().files
+            found.update({k: (f.current_sha256, owner) for k, f in files.items() if k[0] == name})
+    return found
+
+
+def _foreign_owners(environment: Environment) -> dict[str, str]:
+    """Target -> prefix of another environment that has patched its checkout and still exists."""
+    owners = {name: _owner(path) for name, path in sorted(_claim_files(environment).items())}
+    return {
+        name: owner
+        for name, owner in owners.items()
+        if owner is not None and not _is_ours(owner, environment) and _ledger(owner).exists()
+    }
+
+
+def _ledger(prefix: str) -> Path:
+    return Path(prefix) / ".sm120patch" / "ledger.sqlite3"
 
 
 def sync_claims(environment: Environment, history: History) -> None:

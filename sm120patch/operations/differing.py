@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120patch.audit.findings import FileState
+from sm120patch.claims import claimed_files
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import ABSENT, FileSnapshot, Obstacle, TargetSnapshot
@@ -35,7 +36,7 @@ class Edit:
     target: str
     path: str
     ours: bool
-    """It is a change of our sets, as the ledger has it."""
+    """It is a change of sets, as the ledger has it, or that of another environment."""
     detail: str
     """What was found, in words."""
     base: str = ""
@@ -69,13 +70,16 @@ def edits(
         if (target, path) not in folders:
             wanted.setdefault(target, set()).add(path)
     snapshot = take_snapshot(site.environment, wanted, site.store.get, tolerant=True)
-    history = site.history()
+    history, elsewhere = site.history(), claimed_files(site.environment)
     found = []
     for target, installed in sorted(snapshot.targets.items()):
         for path in sorted(installed.files):
             owned = history.files.get((target, path))
             known = owned if owned and owned.version == installed.version else None
             edit = _edit(site, installed, installed.files[path], known, sources)
+            sha256, owner = elsewhere.get((target, path), (None, ""))
+            if edit is not None and sha256 == installed.files[path].sha256:
+                edit = replace(edit, ours=True, detail=f"patched from {owner}")
             if edit is not None and (everything or not edit.ours):
                 found.append(edit)
     return found

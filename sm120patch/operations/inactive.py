@@ -5,7 +5,7 @@ Reads nothing itself: it is handed a snapshot, and the ledger's history and newe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sm120patch import fingerprints
@@ -40,13 +40,26 @@ class _Look:
     """The versions have nothing that it could change: what brings it along works without it."""
 
 
+FileKey = tuple[str, str]
+
+
 def inactive_status(
-    catalogue: Catalogue, snapshot: Snapshot, past: History, name: str, last: Event | None
+    catalogue: Catalogue,
+    snapshot: Snapshot,
+    past: History,
+    name: str,
+    last: Event | None,
+    elsewhere: Mapping[FileKey, tuple[str, str]] | None = None,
 ) -> SetStatus:
-    """State of a set that is not in the ledger; `last` is its newest event that had an effect."""
+    """State of a set that is not in the ledger; `last` is its newest event that had an effect.
+
+    `elsewhere`: sha256 and owning prefix of files that other environments have patched.
+    """
     patch_set = catalogue.get(name)
     members = [catalogue.get(n) for n in catalogue.closure([name])]
-    looks = [found for member in members for found in _look(member, snapshot, past)]
+    looks = [
+        found for member in members for found in _look(member, snapshot, past, elsewhere or {})
+    ]
     state, reason = _joined(looks)
     versions = {n: t.version for n, t in snapshot.targets.items()}
     if last is not None and last.kind == "rejected" and last.data.get("versions") == versions:
@@ -76,7 +89,12 @@ def _joined(looks: list[_Look]) -> tuple[State, str]:
     return State.ABSENT, ""
 
 
-def _look(patch_set: PatchSet, snapshot: Snapshot, past: History) -> Iterator[_Look]:
+def _look(
+    patch_set: PatchSet,
+    snapshot: Snapshot,
+    past: History,
+    elsewhere: Mapping[FileKey, tuple[str, str]],
+) -> Iterator[_Look]:
     """Yield what stands for or against one set; a bundle by itself has little to say."""
     capability, wanted = snapshot.compute_capability, patch_set.compute_capability
     versions = {name: t.version for name, t in snapshot.targets.items()}
@@ -87,7 +105,8 @@ def _look(patch_set: PatchSet, snapshot: Snapshot, past: History) -> Iterator[_L
     elif patch_set.only_advice:
         yield _Look(State.NOT_APPLICABLE, advice_for(patch_set, versions)[1])
     elif patch_set.changes:
-        changes = [_change(c, snapshot, past) for c in patch_set.changes if not c.optional]
+        needed = [change for change in patch_set.changes if not change.optional]
+        changes = [_change(change, snapshot, past, elsewhere) for change in needed]
         yield from _of_changes(changes)
 
 
@@ -103,7 +122,12 @@ def _of_changes(changes: list[_Look]) -> Iterator[_Look]:
         yield from (upstream or changes or [_Look(State.ABSENT)])[:1]
 
 
-def _change(change: Change, snapshot: Snapshot, past: History) -> _Look:
+def _change(
+    change: Change,
+    snapshot: Snapshot,
+    past: History,
+    elsewhere: Mapping[FileKey, tuple[str, str]],
+) -> _Look:
     found = snapshot.targets.get(change.target)
     if found is None:
         why = snapshot.missing.get(change.target, "not installed")
@@ -121,6 +145,9 @@ def _change(change: Change, snapshot: Snapshot, past: History) -> _Look:
     ours = file is None or (owned is not None and owned.current_sha256 == file.sha256)
     if file is None or ours or (choice.kind is PayloadKind.FILE and addable):
         return _Look(State.ABSENT)
+    sha256, owner = elsewhere.get((change.target, choice.path), (None, ""))
+    if sha256 == file.sha256:
+        return _Look(State.EDITED, f"{file.path}: patched from {owner}, whose ledger has it")
     return _foreign(change.target, file, found.pristine_origin)
 
 

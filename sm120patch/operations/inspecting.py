@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm120patch.catalogue import choose
+from sm120patch.claims import claimed_files
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import RecoveryNeededError
 from sm120patch.evidence import Event, Evidence
@@ -109,6 +110,7 @@ def _states(
     busy = busy_sets(site.catalogue, past, journal)
     doing = "a change is under way" if held else "a change was interrupted"
     book = EvidenceBook(ledger.evidence if ledger is not None else lambda _content: [], here())
+    elsewhere = claimed_files(site.environment)
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
             known = name in site.catalogue.ids
@@ -125,7 +127,7 @@ def _states(
             yield SetStatus(name, State.INTERRUPTED, doing)
         else:
             last = None if ledger is None else _last(ledger, name)
-            yield inactive_status(site.catalogue, seen.snapshot, past, name, last)
+            yield inactive_status(site.catalogue, seen.snapshot, past, name, last, elsewhere)
 
 
 def _last(ledger: Ledger, name: str) -> Event | None:

@@ -104,6 +104,20 @@ def test_a_checkout_is_compared_with_its_head(tmp_path: Path) -> None:
     assert "+line_5 = 'mine'" in str(only(ran)["diff"])
 
 
+def test_what_another_environment_patched_is_no_edit_of_somebody(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    second = checkout.second()
+    checkout.stage("one")
+    (one,) = [s for s in run("status", *second).result["sets"] if s["id"] == "one"]
+    assert one["state"] == "edited"
+    assert f"patched from {checkout.prefix}, whose ledger has it" in one["reason"]
+    assert checked(run("diff", *second)).code == 0
+    ran = checked(run("diff", "--all", *second))
+    assert ran.code == 0 and only(ran)["detail"] == f"patched from {checkout.prefix}"
+    checkout.a.write_text(A_WITH_ONE + "mine = 1\n")
+    assert checked(run("diff", A, *second)).code == 1
+
+
 def test_files_that_came_or_went_and_those_without_lines_are_named(place: Place) -> None:
     place.write("sglang/new.py", "new = 1\n")
     (place.site / "sglang" / "data.bin").write_bytes(b"\0\1")
