@@ -19,6 +19,7 @@ from pathlib import Path
 from sm120patch import versions
 from sm120patch.catalogue import shipped
 from sm120patch.errors import CatalogueError, HostError, UsageError
+from sm120patch.host.redaction import redact_text
 from sm120patch.model import IMPORT_NAMES
 from sm120patch.packages import Package, named, normalized, open_package
 
@@ -152,4 +153,4 @@ def _pip(name: str, version: str, directory: Path, options: tuple[str, ...]) -> 
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return None if done.returncode == 0 else lines[-1]
+    return None if done.returncode == 0 else redact_text(lines[-1])

@@ -142,6 +142,7 @@ def run_restart(profile: Profile, command: ArmCommand) -> None:
         if done.returncode != 0:
             output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
             said = output.read().decode("utf-8", "replace").strip()
+            said = redact_output(said, server_environment(command, settings))
             raise ServerError(
                 f"the restart command ended with status {done.returncode}"
                 + (f":{os.linesep}{said}" if said else ""),

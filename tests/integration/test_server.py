@@ -400,6 +400,14 @@ def test_a_server_that_started_before_the_swap_is_no_evidence(external):
     assert processes.answers("127.0.0.1", port)
 
 
+def test_secrets_that_a_restart_command_prints_are_not_repeated(external, monkeypatch):
+    monkeypatch.setenv("RESTART_TOKEN", "value-of-a-token")
+    command = ["sh", "-c", "echo using $RESTART_TOKEN; exit 4", "{set_args}"]
+    profile = external(restart_command=command)
+    with pytest.raises(ServerError, match=r"status 4:\n?using \*\*\*$"), started(profile):
+        pass
+
+
 def test_a_restart_command_that_fails_says_what_it_said(external):
     with pytest.raises(ServerError, match="ended with status 4"), started(external("fails")):
         pass
