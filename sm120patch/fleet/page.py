@@ -12,7 +12,7 @@ from datetime import datetime
 from sm120patch.fleet.compare import Comparison
 from sm120patch.fleet.node import SetFacts
 from sm120patch.fleet.overview import Fleet, Kind, Row, names
-from sm120patch.fleet.tables import answer, speed_words
+from sm120patch.fleet.tables import answer, host_words, speed_words
 from sm120patch.fleet.words import age_words
 from sm120patch.model import State
 
@@ -38,6 +38,8 @@ class Cell:
     """`good`, `bad` or `open`."""
     contents: str
     verdict: str
+    """With the kind of its evidence."""
+    profile: str
     age: str
     title: str
 
@@ -158,10 +160,9 @@ def _equality(equal: bool | None) -> tuple[str, str]:
 
 
 def _line(row: Row, sets: Sequence[str], now: datetime) -> Line:
-    node, host = row.node, row.node.host
+    node = row.node
     outlying = any(usual is not None for _aspect, _value, usual in row.differs)
     tone = "bad" if node.unknown or row.unequal else "open" if outlying or node.troubles else ""
-    shown = () if host is None else (host.gpu_words or "no GPU", f"driver {host.driver or '?'}")
     at = node.collected_at
     return Line(
         label=row.label,
@@ -171,7 +172,7 @@ def _line(row: Row, sets: Sequence[str], now: datetime) -> Line:
         versions=", ".join(f"{n} {v}" for n, v in sorted(node.versions.items())),
         code=node.code[:12] or "unknown",
         cells=tuple(_cell(node.sets.get(name), now) for name in sets),
-        host=", ".join(shown),
+        host=host_words(node),
         tool=node.tool,
         collected="" if at is None else f"{age_words(now - at)} ago",
         differs=tuple(
@@ -189,7 +190,9 @@ def _cell(found: SetFacts | None, now: datetime) -> Cell | None:
     tone = "" if found.is_quiet else tone
     verdict = f"{found.verdict} ({found.kind})" if found.verdict else ""
     age = "" if found.at is None else f"{age_words(now - found.at)} old"
-    return Cell(found.label, tone, found.digest[:12], verdict, age, found.reason)
+    return Cell(
+        found.label, tone, found.digest[:12], verdict, found.profile[:12], age, found.reason
+    )
 
 
 def _pair(found: Comparison) -> Pair:

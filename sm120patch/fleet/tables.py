@@ -35,7 +35,7 @@ def _summary(fleet: Fleet) -> str:
     unequal = sum(group.equal is False for group in fleet.groups)
     parts += [f"{counted(unequal, 'group')} UNEQUAL"] if unequal else []
     parts += [f"{name} applied on {fleet.applied(name)}" for name in fleet.sets]
-    common = _common_versions(fleet)
+    common = "; ".join(filter(None, _common(fleet)))
     return _line(", ".join(parts) + (f"  ({common})" if common else ""), 2000)
 
 
@@ -75,62 +75,73 @@ def _classes(rows: Sequence[Row], sets: Sequence[str], *, every: bool) -> list[C
 def _signature(row: Row, sets: Sequence[str]) -> tuple[object, ...]:
     node = row.node
     cells = tuple(_cells(node.sets.get(name)) for name in sets)
-    host = () if node.host is None else (node.host.gpu_words, node.host.driver)
     troubles = tuple(sorted({t.kind for t in node.troubles}))
-    return (row.unequal, row.groups, tuple(node.versions.items()), node.code, cells, host,
-            node.tool, troubles, row.differs)  # fmt: skip
+    said = (tuple(node.versions.items()), node.code, host_words(node), node.tool)
+    return row.unequal, row.groups, said, cells, troubles, row.differs
 
 
 def _rows(classes: Sequence[Class], fleet: Fleet, now: datetime) -> Iterator[tuple[str, ...]]:
     kept = _columns(fleet)
-    yield (*_kept(("NODES", "GROUP", "VERSIONS", "CODE"), kept),
-           "SET", "STATE", "CONTENTS", "VERDICT", "EVIDENCE")  # fmt: skip
+    yield (*_kept(("NODES", "GROUP", "VERSIONS", "HOST", "CODE"), kept),
+           "SET", "STATE", "CONTENTS", "VERDICT", "PROFILE", "EVIDENCE")  # fmt: skip
     for labels, row in classes:
         node = row.node
         head = _kept(_head(labels, row), kept)
         if node.unknown:
-            yield (*head, "-", "UNKNOWN", "-", "-", _line(node.unknown, _WIDE))
+            yield (*head, "-", "UNKNOWN", "-", "-", "-", _line(node.unknown, _WIDE))
             continue
         for name in fleet.sets:
             found = node.sets.get(name)
             yield (*head, name, *_cells(found), _age(found, now))
             head = ("",) * len(head)
         if not fleet.sets:
-            yield (*head, "-", "-", "-", "-", "-")
+            yield (*head, "-", "-", "-", "-", "-", "-")
 
 
 def _columns(fleet: Fleet) -> tuple[bool, ...]:
     """Which of the first columns are worth their room."""
-    return True, bool(fleet.groups), _common_versions(fleet) is None, True
+    common = _common(fleet)
+    return True, bool(fleet.groups), common[0] is None, common[1] is None, True
 
 
 def _kept(cells: tuple[str, ...], columns: tuple[bool, ...]) -> tuple[str, ...]:
     return tuple(cell for cell, kept in zip(cells, columns, strict=True) if kept)
 
 
-def _common_versions(fleet: Fleet) -> str | None:
-    """Versions of all known nodes where they are the same."""
-    found = {_versions(row) for row in fleet.rows if not row.node.unknown}
-    return found.pop() if len(found) == 1 else None
+def _common(fleet: Fleet) -> tuple[str | None, str | None]:
+    """Versions and host of all known nodes, where they are the same."""
+    known = [row for row in fleet.rows if not row.node.unknown]
+    found = [{_versions(row) for row in known}, {host_words(row.node) for row in known}]
+    versions, hosts = (values.pop() if len(values) == 1 else None for values in found)
+    return versions, hosts
+
+
+def host_words(node: NodeFacts) -> str:
+    """GPUs and driver; empty where nobody asked the node for them."""
+    if node.host is None:
+        return ""
+    driver = f", driver {node.host.driver}" if node.host.driver else ""
+    return (node.host.gpu_words or "no GPU") + driver
 
 
 def _versions(row: Row) -> str:
     return ", ".join(f"{n} {v}" for n, v in sorted(row.node.versions.items())) or "nothing to patch"
 
 
-def _head(labels: Sequence[str], row: Row) -> tuple[str, str, str, str]:
+def _head(labels: Sequence[str], row: Row) -> tuple[str, str, str, str, str]:
     shown = labels[0] if len(labels) == 1 else f"{names(labels, 3)} ({len(labels)})"
     groups = ",".join(row.groups) or "-"
     versions = "-" if row.node.unknown else _line(_versions(row), 80)
-    return _line(shown, _WIDE), _line(groups, 40), versions, row.node.code[:12] or "?"
+    host = _line(host_words(row.node), 80) or "-"
+    return _line(shown, _WIDE), _line(groups, 40), versions, host, row.node.code[:12] or "?"
 
 
-def _cells(found: SetFacts | None) -> tuple[str, str, str]:
-    """State, contents, verdict with its kind."""
+def _cells(found: SetFacts | None) -> tuple[str, str, str, str]:
+    """State, contents, verdict with the kind of its evidence, profile."""
     if found is None:
-        return "-", "-", "-"
+        return "-", "-", "-", "-"
     verdict = f"{found.verdict} ({found.kind})" if found.verdict else "-"
-    return found.label, found.digest[:12] or "-", verdict
+    return found.label, found.digest[:12] or "-", verdict, found.profile[:12] or "-"
 
 
 def _age(found: SetFacts | None, now: datetime) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm120patch.fleet.answers import comparison_dict, fleet_dict
@@ -23,6 +23,8 @@ from tests.support.facts import result, small
 from tests.support.pages import Page, check_harmless
 from tests.unit.test_fleet_compare import event
 
+# A whole report is made of every example: on a busy machine that may take a second.
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 HOW = Reading(NOW, timedelta(days=1), deep=True)
 VALUES = st.recursive(
@@ -77,6 +79,7 @@ def check_report(node: NodeFacts) -> None:
         assert "NaN" not in json.dumps(data, default=str)
 
 
+@CALM
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read(data: bytes):
     check_report(read(data))
@@ -84,6 +87,7 @@ def test_any_bytes_are_read(data: bytes):
     inventory_of(data)
 
 
+@CALM
 @given(VALUES)
 def test_any_json_is_read(value: object):
     data = json.dumps(value).encode()
@@ -91,7 +95,7 @@ def test_any_json_is_read(value: object):
     inventory_of(data)
 
 
-@settings(max_examples=300)
+@settings(CALM, max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=4))
 def test_any_value_anywhere_in_facts_is_read(changes: list[tuple[tuple[Any, ...], object]]):
     facts = usual()
@@ -106,6 +110,7 @@ def test_any_value_anywhere_in_facts_is_read(changes: list[tuple[tuple[Any, ...]
     check_report(read(json.dumps(facts).encode()))
 
 
+@CALM
 @given(st.sampled_from(PLACES))
 def test_anything_may_be_missing(path: tuple[Any, ...]):
     facts: Any = usual()
@@ -116,6 +121,7 @@ def test_anything_may_be_missing(path: tuple[Any, ...]):
     check_report(read(json.dumps(facts).encode()))
 
 
+@CALM
 @given(st.integers(0, 4000))
 def test_a_file_that_was_cut_off_is_unknown(at: int):
     data = json.dumps(usual()).encode()

@@ -59,6 +59,21 @@ def test_nodes_that_are_alike_give_no_finding_and_one_line():
     assert len(fleet_text(fleet, NOW, every=True).splitlines()) == 8
 
 
+def test_what_all_nodes_have_alike_is_told_once_and_else_in_a_column():
+    text = shown(overview(nodes(3)))
+    assert "(sglang 0.5.9; 2 x RTX, driver 580.95)" in text and text.count("sglang") == 1
+    assert "pppppppppppp" in text, "profile of the verification"
+
+    def other(facts: Facts) -> None:
+        result(facts, "doctor")["host"]["driver"] = "570.1"
+        result(facts, "status")["versions"] = {"sglang": "0.5.10"}
+        environment(facts)["packages"][0]["version"] = "0.5.10"
+
+    rows = shown(overview([*nodes(3), node("z", other)])).splitlines()
+    (row,) = (line for line in rows if line.startswith("z "))
+    assert "sglang 0.5.10" in row and "2 x RTX, driver 570.1" in row
+
+
 def test_the_one_that_differs_comes_first_with_what_it_differs_in():
     fleet = overview([*nodes(5), node("gpu-99", drifted)])
     assert fleet.rows[0].label == "gpu-99" and fleet.applied("one") == 5
@@ -236,7 +251,7 @@ def test_the_page_shows_every_node_with_what_it_stands_out_by():
     for words in (
         "Nodes that serve as one hold different code", "UNEQUAL", "gpu-00", "drifted", "gpu-51",
         "UNKNOWN", "malformed facts", "state of one: drifted, usually applied", "improved (real)",
-        "2 x RTX", "driver 580.95", "sglang 0.5.9", "9.9",
+        "2 x RTX, driver 580.95", "sglang 0.5.9", "profile pppppppppppp", "9.9",
     ):  # fmt: skip
         assert words in page.text, words
     places = [page.text.rindex(f" {name} s0 ") for name in ("gpu-50", "gpu-00")]
