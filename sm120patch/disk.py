@@ -140,6 +140,15 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Make the content of one of our own files durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def temp_name(name: str, tag: str, suffix: str = TEMP_SUFFIX) -> str:
     """Name of the file that stages new content for `name`; `tag` names the writer."""
     full = f"{TEMP_PREFIX}{tag}-{name}{suffix}"

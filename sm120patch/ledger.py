@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from sm120patch import __version__
-from sm120patch.disk import sync_directory
+from sm120patch.disk import sync_directory, sync_file
 from sm120patch.errors import BusyError, ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.plan import (
@@ -360,16 +360,24 @@ def _connect(uri: str, patience: float = PATIENCE) -> sqlite3.Connection:
     return connection
 
 
-def _create(path: Path) -> None:
+def begin_ledger(path: Path, event: Event, history: History) -> None:
+    """Create a ledger with its first event and state in one step; a kill leaves all or none."""
+    _create(path, lambda ledger: ledger.commit(event, history))
+
+
+def _create(path: Path, fill: Callable[[Ledger], object] = lambda _ledger: None) -> None:
     temporary = path.with_name(f".sm120patch-new-{os.getpid()}-{path.name}")
     try:
         temporary.unlink(missing_ok=True)
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode=DELETE")
-            connection.execute("PRAGMA synchronous=EXTRA")
+            # Nobody else sees the file until it is complete: it needs no journal of its own.
+            connection.execute("PRAGMA journal_mode=MEMORY")
+            connection.execute("PRAGMA synchronous=OFF")
             connection.executescript(
                 f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
             )
+            fill(Ledger(connection))
+        sync_file(temporary)
         temporary.replace(path)
         sync_directory(path.parent)
     except (OSError, sqlite3.Error) as error:

@@ -19,7 +19,7 @@ from sm120patch.environment import Installation, take_snapshot, verify_records
 from sm120patch.errors import ConflictError, HostError, RecoveryNeededError, UsageError
 from sm120patch.evidence import Event
 from sm120patch.journal import read_journal
-from sm120patch.ledger import open_ledger, read_ledger
+from sm120patch.ledger import begin_ledger, read_ledger
 from sm120patch.model import ABSENT, FileSnapshot
 from sm120patch.operations import planning, staging
 from sm120patch.operations.site import Site
@@ -48,8 +48,15 @@ def salvage(site: Site, command: str) -> Salvaged:
     """
     with site.state.lock(command), checkouts_held(site.environment):
         damaged = _require_lost(site)
-        moved = _move_aside(site) if damaged else None
-        _drop_journal(site)
+        try:
+            moved = _move_aside(site) if damaged else None
+            _drop_journal(site)
+        except OSError as error:
+            raise HostError(
+                f"{site.state.path} cannot be tidied up: {error.strerror or error}",
+                hint="no file of the packages was touched; mend the cause and repeat",
+                details={"errno": error.errno},
+            ) from error
         owned, left = _find(site)
         if owned:
             _own(site, owned)
@@ -169,5 +176,6 @@ def _own(site: Site, files: Mapping[tuple[str, str], OwnedFile]) -> None:
             f"the catalogue has a set named {NAME}", hint="use the shipped catalogue for this"
         )
     history = History({NAME: ActiveSet(NAME, 0, Role.REQUESTED, (), "")}, files)
-    with open_ledger(site.state.ledger) as ledger:
-        ledger.commit(Event("salvaged", (NAME,), {"files": sorted(p for _, p in files)}), history)
+    event = Event("salvaged", (NAME,), {"files": sorted(p for _, p in files)})
+    # In one step: with an empty ledger the originals would count as rubbish.
+    begin_ledger(site.state.ledger, event, history)
