@@ -217,6 +217,27 @@ def rename(source: Spot, name: str) -> None:
     os.replace(source.name, name, src_dir_fd=source.directory, dst_dir_fd=source.directory)
 
 
+def appear(source: Spot, name: str) -> bool:
+    """Give a file its name where nothing has that name; False when something has it by now."""
+    try:
+        os.link(
+            source.name,
+            name,
+            src_dir_fd=source.directory,
+            dst_dir_fd=source.directory,
+            follow_symlinks=False,
+        )
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        rename(source, name)
+    else:
+        remove(source)
+    return True
+
+
 def link(source: Spot, name: str) -> bool:
     """Give a file a second name in its directory; False where the file system has no links."""
     remove(source.beside(name))

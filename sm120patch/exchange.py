@@ -155,7 +155,11 @@ def exchange(ready: Ready, side: Side, tx: str, command: str) -> None:
                 disk.rename(place, kept.name)
                 _require_kept(place, kept, entry, held, command)
             return
-        saved = leaving and held != ABSENT and disk.link(place, kept.name)
+        if held == ABSENT:
+            if not disk.appear(place.beside(ready.name), place.name):
+                raise _foreign(entry, disk.digest(place) or ABSENT, command)
+            return
+        saved = leaving and disk.link(place, kept.name)
         disk.rename(place.beside(ready.name), place.name)
         if saved:
             _require_kept(place, kept, entry, held, command)

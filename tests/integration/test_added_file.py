@@ -14,7 +14,7 @@ from sm120patch.model import ABSENT, sha256_hex
 from sm120patch.plan import FileStep
 from sm120patch.store import StateDirectory
 from tests.support.catalogue import A_TEXT, A, install, write_catalogue, write_environment
-from tests.support.command import run, run_killed_at
+from tests.support.command import run, run_after, run_killed_at
 from tests.support.environments import (
     commit_all,
     create_venv,
@@ -180,6 +180,27 @@ def test_a_file_that_somebody_else_put_there_is_never_overwritten(
     now = world.added.lstat()
     assert (now.st_ino, now.st_mtime_ns) == (found.st_ino, found.st_mtime_ns)
     assert (world.site / A).read_text() == A_TEXT
+
+
+def test_a_file_that_appears_at_the_last_moment_is_not_overwritten(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    late = f"""
+import pathlib
+from sm120patch import disk
+appear = disk.appear
+def late(source, name):
+    pathlib.Path({str(world.added)!r}).write_text("mine = 1\\n")
+    return appear(source, name)
+disk.appear = late
+"""
+    done = run_after(late, *APPLY, *world.options)
+    assert done.code in (5, 7) and ADDED in done.err, done.err
+    assert world.added.read_text() == "mine = 1\n"
+    if done.code == 7:
+        assert run("recover", "--keep-foreign", *world.options[:-1]).code == 0
+    assert world.added.read_text() == "mine = 1\n"
+    assert (world.site / A).read_text() == A_TEXT
+    assert list(world.prefix.rglob(".sm120patch-*")) == []
 
 
 def test_a_file_that_upstream_ships_cannot_be_added(tmp_path: Path) -> None:
