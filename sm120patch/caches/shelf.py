@@ -297,8 +297,7 @@ def _write_marker(
     content |= {"seeded": seeded, "inputs": inputs}
     temporary = directory / f"{MARKER}.new"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with os.fdopen(descriptor, "w", encoding="ascii") as stream:
             json.dump(content, stream, sort_keys=True)
@@ -308,6 +307,8 @@ def _write_marker(
         temporary.replace(directory / MARKER)
         _sync(directory)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise refused("mark", directory, error) from error
 
 
@@ -331,11 +332,19 @@ def _make_directories(entry: Entry, directory: Path) -> None:
 
 
 def _give_to_owner(entry: Entry, what: Path | int) -> None:
-    """Let root leave nothing behind that the owner of the workspace could not use."""
-    status = what.stat() if isinstance(what, Path) else os.fstat(what)
-    if os.geteuid() == 0 and status.st_uid == 0:
-        owner = entry.workspace.stat()
-        os.chown(what, owner.st_uid, owner.st_gid)
+    """Let root leave nothing behind that the owner of the workspace could not use.
+
+    A directory that the owner has exchanged for a link meanwhile does not make them a present of
+    what the link leads to.
+    """
+    if os.geteuid() != 0:
+        return
+    owner = entry.workspace.stat()
+    if isinstance(what, int):
+        if os.fstat(what).st_uid == 0:
+            os.chown(what, owner.st_uid, owner.st_gid)
+    elif what.lstat().st_uid == 0:
+        os.chown(what, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _check_names(entry: Entry, key: str) -> None:

@@ -27,6 +27,7 @@ from sm120patch.caches.builds import (
     size_of,
 )
 from sm120patch.caches.shelf import locked
+from sm120patch.disk import sync_directory
 
 TRASH = "trash-"
 """Begin of the name under which a build waits for its removal."""
@@ -88,6 +89,9 @@ def remove(item: Stored) -> None:
             with locked(item.entry, PATIENCE):
                 trash.mkdir()
                 item.path.rename(trash / item.path.name)
+                # Or a power failure could leave half of it under the name it would come back by.
+                for directory in (shelf, trash, item.path.parent):
+                    sync_directory(directory)
             shutil.rmtree(trash)
         else:
             shutil.rmtree(item.path)
