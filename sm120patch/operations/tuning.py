@@ -5,9 +5,11 @@ Writes below the directory that is named; the measuring runs in the target's int
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -176,4 +178,13 @@ def keep(found: Record, set_id: str, catalogue: Path, today: str, *, force: bool
 
     manifest.parse(files[f"manifests/{set_id}.toml"], f"{set_id}.toml", payload)
     write_new(files, catalogue, force=force)
+    _forget_payloads(catalogue / "patches" / set_id, {Path(name).name for name in files})
     return Tuned(set_id, found, catalogue, tuple(sorted(files)))
+
+
+def _forget_payloads(directory: Path, wanted: Collection[str]) -> None:
+    """Remove the payloads of an earlier run: the manifest does not name them any more."""
+    for place in directory.iterdir():
+        if place.name not in wanted and re.search(r"-[0-9a-f]{12}\.(json|py)$", place.name):
+            with contextlib.suppress(OSError):  # they take room and nothing else
+                place.unlink()

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sm120patch.disk import write_file
-from sm120patch.errors import UsageError
+from sm120patch.disk import make_directory, remove_file, write_file
+from sm120patch.errors import HostError, UsageError
 from sm120patch.manifest.toml import ID
 
 
@@ -21,19 +21,44 @@ def check_name(set_id: str) -> None:
 
 
 def write_new(files: Mapping[str, bytes], catalogue: Path, *, force: bool) -> None:
-    """Write `files` (path below the catalogue -> content), the manifest last.
+    """Write `files` (path below the catalogue -> content) durably, the manifest last.
 
-    Raises UsageError that names every file that exists, unless `force` is given.
+    Whoever reads meanwhile, or after a kill, finds the earlier set, the new one, or no set; never
+    a manifest with payloads of another. Raises UsageError that names every file that exists, unless
+    `force` is given, and HostError when the disk refuses.
     """
     places = {catalogue / name: data for name, data in files.items()}
-    there = [str(p) for p in places if p.exists() or p.is_symlink()]
+    there = [p for p in places if p.exists() or p.is_symlink()]
     if there and not force:
+        shown = [str(p) for p in there]
         raise UsageError(
-            f"would overwrite {', '.join(there)}",
+            f"would overwrite {', '.join(shown)}",
             hint="add --force to overwrite, or name another directory with --into",
             code="exists",
-            details={"paths": there},
+            details={"paths": shown},
         )
-    for place, data in sorted(places.items(), key=lambda item: item[0].suffix == ".toml"):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, data, tag="new")
+    manifests = [catalogue / name for name in files if name.startswith("manifests/")]
+    payloads = [catalogue / name for name in files if name.startswith("patches/")]
+    try:
+        if any(_differs(p, places[p]) for p in payloads if p in there):
+            for manifest in manifests:
+                remove_file(manifest)
+        for place, data in sorted(places.items(), key=lambda item: item[0] in manifests):
+            _make_directories(place.parent)
+            write_file(place, data, tag="new")
+    except OSError as error:
+        raise HostError(
+            f"cannot write into {catalogue}: {error.strerror or error}",
+            hint="mend the cause and repeat; with --force where files of the set are there already",
+            details={"errno": error.errno},
+        ) from error
+
+
+def _differs(path: Path, data: bytes) -> bool:
+    return path.is_symlink() or path.read_bytes() != data
+
+
+def _make_directories(directory: Path) -> None:
+    if not directory.is_dir():
+        _make_directories(directory.parent)
+        make_directory(directory)

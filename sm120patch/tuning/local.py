@@ -47,20 +47,28 @@ def files(record: Record, set_id: str, today: str) -> dict[str, bytes]:
     """Return the set, relative path below the catalogue -> content; `today` is an ISO date."""
     device = re.sub(r"[^a-z0-9]+", "_", record.device.lower()).strip("_")
     if record.cache is None:
-        payloads = {f"{set_id}/{device}.py": config(record)}
+        payloads = dict([_payload(set_id, f"{device}.py", config(record))])
         changes = _tuning_file(record, set_id, payloads)
     else:
         name = f"sm120patch_{set_id}_{device}.json"
-        payloads = {
-            f"{set_id}/{name}": cache.encode(record.cache),
-            f"{set_id}/load.py": _reader(record, name),
-        }
+        payloads = dict(
+            [
+                _payload(set_id, name, cache.encode(record.cache)),
+                _payload(set_id, "load.py", _reader(record, name)),
+            ]
+        )
         changes = _json_cache(record, set_id, name, payloads)
     return {
         f"tuning/{set_id}.json": dump(record),
         **{f"patches/{name}": data for name, data in payloads.items()},
         f"manifests/{set_id}.toml": (_head(record, set_id, today) + changes).encode(),
     }
+
+
+def _payload(set_id: str, name: str, data: bytes) -> tuple[str, bytes]:
+    """Path below `patches` and content. The digest in the name keeps an earlier set whole."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{set_id}/{stem}-{sha256_hex(data)[:12]}.{suffix}", data
 
 
 def _reader(record: Record, name: str) -> bytes:
@@ -98,7 +106,7 @@ def _is_package(flashinfer: str) -> bool:
 
 def _json_cache(record: Record, set_id: str, name: str, payloads: dict[str, bytes]) -> str:
     where = "autotuner/autotuner.py" if _is_package(record.flashinfer) else "autotuner.py"
-    data, reader = f"{set_id}/{name}", f"{set_id}/load.py"
+    data, reader = payloads
     window = cache.window(record.flashinfer)
     return f'''
 [[change]]
