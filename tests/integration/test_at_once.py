@@ -15,7 +15,7 @@ from tests.property.test_schedules import CONTENT, TEXTS, expected
 from tests.support import catalogue as small
 from tests.support.catalogue import KERNEL, A
 from tests.support.command import CHECKOUT, Ran, run_after
-from tests.support.place import Place, reinstall
+from tests.support.place import Place, checked, refused, reinstall
 
 
 def start(place: Place, *words: str) -> subprocess.Popen[str]:
@@ -178,3 +178,54 @@ transaction.on_checkpoint = at
     found = json.loads(said.removeprefix("audit: "))["result"]["findings"]
     assert any(f["kind"] == "interrupted" for f in found), found
     assert not [f for f in found if ".sm120patch-" in f["path"]], found
+
+
+READER = """
+import json, pathlib, sys
+paths = [pathlib.Path(p) for p in sys.argv[2:]]
+seen = {str(p): set() for p in paths}
+print("reading", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    for path in paths:
+        try:
+            seen[str(path)].add(path.read_text())
+        except FileNotFoundError:
+            seen[str(path)].add("nothing")
+print(json.dumps({path: sorted(texts) for path, texts in seen.items()}))
+"""
+
+
+def test_who_reads_during_a_change_gets_one_whole_content_or_the_other(place: Place) -> None:
+    """No file is ever missing, empty or torn, however often it is exchanged."""
+    stop, files = place.root / "stop", [place.site / A, place.site / KERNEL]
+    words = [sys.executable, "-c", READER, str(stop), *map(str, files)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == "reading\n"
+        for _ in range(3):
+            place.done("apply", "bundle", "--no-verify", "--allow-running")
+            place.done("revert", "--all", "--allow-running")
+        stop.touch()
+        seen = json.loads(reader.stdout.read())
+    both = expected({"one", "kernel"})
+    assert {p: set(texts) for p, texts in seen.items()} == {
+        str(place.site / path): {TEXTS[path], both[path]} for path in (A, KERNEL)
+    }
+
+
+def test_a_reader_that_holds_the_ledger_is_named_and_the_change_is_undone(place: Place) -> None:
+    """A backup or a forgotten sqlite3 lets nobody commit: then nothing has happened."""
+    place.stage("two")
+    before = place.facts()
+    hold = f"""
+import sqlite3
+from sm120patch.operations import staging
+staging.PATIENCE = 0.2
+held = sqlite3.connect({str(place.state / "ledger.sqlite3")!r}, isolation_level=None)
+held.execute("BEGIN")
+held.execute("SELECT count(*) FROM events").fetchone()
+"""
+    for command in (("apply", "kernel", "--no-verify"), ("revert", "two")):
+        ran = checked(run_after(hold, *command, "--allow-running", *place.options))
+        refused(ran, 9, "in use by another process")
+        assert place.facts() == before and place.litter() == []
+        assert place.states()["two"] == "staged" and place.states()["kernel"] == "absent"
