@@ -40,14 +40,40 @@ def test_whatever_happens_at_a_call_it_is_old_or_new(
     tmp_path: Path, command: str, fault: str
 ) -> None:
     """Every third call; `benchmarks/faults.py` takes every one and writes the table."""
-    if command.startswith("recover") and fault.startswith(("SIGINT", "SIGTERM")):
-        pytest.skip("^C leaves it to the next recover")
     world, make = TRIALS[command](tmp_path / "world")
     with seams.seam(world.prefix, world.workspace) as seam:
         trial = make(seam)
         judged = trial.judge()
         counted = outcomes(FAULTS[fault](trial, judged, 3))
     assert counted and set(counted) <= {"old", "new"}, counted
+
+
+@pytest.mark.parametrize("command", sorted(set(TRIALS) - {"apply --no-verify", "revert --all"}))
+def test_each_command_is_put_to_a_few_faults(tmp_path: Path, command: str) -> None:
+    """Killed at its last rename and right before the end; one call in the middle fails."""
+    world, make = TRIALS[command](tmp_path / "world")
+    with seams.seam(world.prefix, world.workspace) as seam:
+        trial = make(seam)
+        judged = trial.judge()
+        calls = trial.calls
+        renames = [call for call in calls if call.op == "rename"]
+        trial.calls = [renames[-1], calls[-1]]
+        found = outcomes(killed_everywhere(trial, judged))
+        trial.calls = [calls[len(calls) // 2]]
+        found += outcomes(failing_everywhere(trial, judged, errno.EIO))
+    assert found and set(found) <= {"old", "new"}, found
+
+
+def test_originals_are_no_rubbish_while_the_ledger_is_made_anew(tmp_path: Path) -> None:
+    """An empty ledger in between would let the next `recover` drop them."""
+    world, make = TRIALS["recover --lost-ledger"](tmp_path / "world")
+    with seams.seam(world.prefix, world.workspace) as seam:
+        trial = make(seam)
+        judged = trial.judge()
+        made = [c for c in trial.calls if c.op == "rename" and c.other.endswith("ledger.sqlite3")]
+        begins = trial.calls.index(made[0])
+        trial.calls = trial.calls[begins : begins + 12 : 4]
+        assert set(outcomes(killed_everywhere(trial, judged))) == {"new"}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EXDEV])

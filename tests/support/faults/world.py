@@ -23,7 +23,7 @@ RECOVER = ("recover",)
 
 
 class Runner(Protocol):
-    def __call__(self, *arguments: str | Path) -> Ran: ...
+    def __call__(self, *arguments: str | Path, before: str = "") -> Ran: ...
 
 
 class World:
@@ -114,19 +114,31 @@ class World:
 class Judge:
     """Knows both right contents of a world and says on which one an environment has ended."""
 
-    def __init__(self, world: World, old_states: dict[str, str]) -> None:
+    def __init__(self, world: World, run: Runner) -> None:
         self.world = world
-        self.old = world.content()
-        self.old_states = old_states
+        self.old = self.content()
+        self.old_states = self.states(run)
         self.old_build = world.live()
         self.new: dict[str, str] = {}
         self.new_states: dict[str, str] = {}
         self.new_build: bytes | None = None
 
-    def learn(self, states: dict[str, str]) -> None:
+    def learn(self, run: Runner) -> None:
         """Take what the undisturbed command has left as the new side."""
-        self.new, self.new_states = self.world.content(), states
+        self.new, self.new_states = self.content(), self.states(run)
         self.new_build = self.world.live()
+
+    def content(self) -> dict[str, str]:
+        """Everything that must be of one side, by name."""
+        return self.world.content()
+
+    def states(self, run: Runner) -> dict[str, str]:
+        """What `status` says of every set."""
+        return states_of(run("status", *self.json))
+
+    @property
+    def json(self) -> list[str]:
+        return [*self.world.options, "--output", "json"]
 
     def verdict(self, run: Runner) -> str:
         """`old` or `new` after the next commands, else what is wrong.
@@ -134,17 +146,17 @@ class Judge:
         `status` must work or say that something was interrupted, `recover` must settle it, and
         then files, ledger, build caches and bytecode must be of one side, without litter.
         """
-        options = [*self.world.options, "--output", "json"]
-        looked = run("status", *options)
+        looked = run("status", *self.json)
         if looked.code not in (0, 7):
             return f"status fails: {looked.code}: {looked.out}{looked.err}"
-        recovered = run("recover", *options)
-        if recovered.code != 0:
-            return f"recover fails: {recovered.code}: {recovered.out}{recovered.err}"
-        after = run("status", *options)
+        wrong, settled = self.settle(run)
+        if wrong:
+            return wrong
+        # Where nothing was under way and nothing was settled, nothing can have changed since.
+        after = run("status", *self.json) if settled or looked.code else looked
         if after.code != 0:
             return f"status fails after recover: {after.code}: {after.out}{after.err}"
-        content = self.world.content()
+        content = self.content()
         states = states_of(after)
         sides = [s for s, c in (("old", self.old), ("new", self.new)) if c == content]
         if not sides:
@@ -152,6 +164,13 @@ class Judge:
         # A rejection ends on the content that it began with; the ledger tells them apart.
         side = "new" if len(sides) == 2 and states == self.new_states else sides[0]
         return self._faults(side, states) or side
+
+    def settle(self, run: Runner) -> tuple[str, bool]:
+        """Run the next commands: what is wrong with them, and whether they settled anything."""
+        recovered = run("recover", *self.json)
+        if recovered.code != 0:
+            return f"recover fails: {recovered.code}: {recovered.out}{recovered.err}", True
+        return "", recovered.result["outcome"] != "nothing"
 
     def _faults(self, side: str, states: dict[str, str]) -> str:
         wanted, build = (
@@ -164,7 +183,7 @@ class Judge:
         live = self.world.live()
         if live not in (build, None):
             return f"{side} content, but a build of the other content is live"
-        if side == "new" and self.new != self.old and self.world.bytecode.exists():
+        if side == "new" and self.stale_bytecode():
             return "new content, but bytecode of the old one would run"
         if self.world.litter():
             return f"litter: {self.world.litter()}"
@@ -172,17 +191,19 @@ class Judge:
             return f"{side} content, but its build is lost"
         return ""
 
+    def stale_bytecode(self) -> bool:
+        """On the new side the bytecode of the world was made from another content."""
+        return self.new != self.old and self.world.bytecode.exists()
+
 
 def states_of(status: Ran) -> dict[str, str]:
     return {s["id"]: s["state"] for s in status.result["sets"]}
 
 
-def judge(world: World, run: Runner, command: Callable[[], Ran]) -> Judge:
+def judge(made: Judge, run: Runner, command: Callable[[], Ran]) -> Judge:
     """Run the command undisturbed to learn both sides, and put the world back."""
-    options = [*world.options, "--output", "json"]
-    made = Judge(world, states_of(run("status", *options)))
     done = command()
-    assert done.code in (0, 8), done.out + done.err
-    made.learn(states_of(run("status", *options)))
-    world.reset()
+    assert done.code in (0, 1, 8), done.out + done.err
+    made.learn(run)
+    made.world.reset()
     return made
