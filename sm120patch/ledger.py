@@ -150,6 +150,7 @@ class Ledger:
                 found.update(side for side in sides if isinstance(side, str))
         return found
 
+    @_reading_rows()
     def evidence_of(self, event: int) -> Evidence | None:
         """Return the evidence that was recorded with an event."""
         row = self._db.execute("SELECT * FROM evidence WHERE event = ?", (event,)).fetchone()
@@ -331,7 +332,8 @@ def _session(path: Path, mode: str, patience: float = PATIENCE) -> Iterator[Ledg
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
         with contextlib.closing(_connect(uri, patience)) as connection:
-            _check_version(connection, path)
+            with _reading_rows():
+                _check_version(connection, path)
             yield Ledger(connection)
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
@@ -353,10 +355,15 @@ def _session(path: Path, mode: str, patience: float = PATIENCE) -> Iterator[Ledg
 
 def _connect(uri: str, patience: float = PATIENCE) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=patience)
-    # EXTRA syncs the directory after SQLite's own journal has gone: with FULL, a power failure may
-    # bring that journal back, and with it the state from before a commit that we relied on.
-    connection.execute("PRAGMA synchronous=EXTRA")
-    connection.execute("PRAGMA foreign_keys=ON")
+    try:
+        with _reading_rows():  # a message that quotes a damaged schema need not be text
+            # EXTRA syncs the directory after SQLite's own journal has gone: with FULL, a power
+            # failure may bring that journal back, and with it the state from before a commit.
+            connection.execute("PRAGMA synchronous=EXTRA")
+            connection.execute("PRAGMA foreign_keys=ON")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -14,6 +14,9 @@ from tests.support.command import run, run_after
 from tests.support.hostile import TARGETS, seeds
 from tests.support.place import Place, checked
 
+# What fails is shown; that it is long must not hide it.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
 # --- every reader ------------------------------------------------------------------------------
 
 

@@ -129,3 +129,19 @@ def test_a_ledger_from_a_newer_release_is_refused(tmp_path: Path) -> None:
     raw.close()
     with pytest.raises(ConflictError, match="format 99"), read_ledger(path):
         pass
+
+
+@pytest.mark.parametrize(
+    "damage", [(b"tableevents", b"table\x80vents"), (b"TABLE ev", b"TA\x80LE ev")]
+)
+def test_a_schema_that_is_no_text_is_damage_like_any_other(
+    tmp_path: Path, damage: tuple[bytes, bytes]
+) -> None:
+    """SQLite quotes it in a message that Python cannot read."""
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path) as ledger:
+        ledger.commit(Event("staged", ("one",)), HISTORY)
+    path.write_bytes(path.read_bytes().replace(*damage, 1))
+    with pytest.raises(HostError, match="damaged") as caught, read_ledger(path):
+        pass
+    assert caught.value.code == "ledger-damaged" and "--lost-ledger" in str(caught.value.hint)
