@@ -1,9 +1,10 @@
 """Fuzz one reader of foreign bytes with coverage: the long run beside the property tests.
 
-    pip install atheris && python tools/fuzz.py manifest -max_total_time=600
+    python tools/fuzz.py manifest -max_total_time=600
 
-The readers are those of tests/support/hostile.py; an exception that escapes is a bug. Seeds are
-kept in .fuzz/READER, where atheris also leaves what it has learned.
+Needs atheris, of the development extra. The readers are those of tests/support/hostile.py; an
+exception that escapes is a bug. Seeds are kept in .fuzz/READER, or in a directory that is named
+after the reader; atheris leaves there what it has learned.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def main() -> None:
         from tests.support.hostile import TARGETS, seeds
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TARGETS:
-        sys.exit(f"usage: python tools/fuzz.py {'|'.join(TARGETS)} [libFuzzer options]")
-    corpus = ROOT / ".fuzz" / name
+        sys.exit(f"usage: python tools/fuzz.py {'|'.join(TARGETS)} [DIRECTORY] [libFuzzer options]")
+    named = [word for word in sys.argv[2:3] if not word.startswith("-")]
+    corpus = Path(named[0]) if named else ROOT / ".fuzz" / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds(name)):
         (corpus / f"seed-{number}").write_bytes(seed)
-    atheris.Setup([sys.argv[0], *sys.argv[2:], str(corpus)], TARGETS[name])
+    options = sys.argv[2 + len(named) :]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], TARGETS[name])
     atheris.Fuzz()
 
 
