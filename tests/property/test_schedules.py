@@ -1,8 +1,11 @@
 """Random schedules of commands against a model that knows the truth.
 
-The machine stacks and takes off sets, edits files from outside, reinstalls and upgrades packages,
-kills commands at random steps and loses the ledger, in any order. After every step the files must
-be what the model says: upstream's content with exactly the model's sets, plus what others wrote.
+The machine stacks and takes off sets, edits files from outside, reinstalls packages, kills commands
+at random calls and loses the ledger, in any order; it lets a command stand still before a random
+call while another one, or an installation, runs to its end. After every step the files must be what
+the model says: upstream's content with exactly the model's sets, plus what others wrote.
+
+SM120PATCH_SEED=N takes other schedules than the usual ones.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -48,6 +52,35 @@ def expected(active: set[str]) -> dict[str, str]:
     return texts
 
 
+Command = tuple[str, str]
+"""Verb and set; the set is empty where none is meant."""
+CHANGES = [*((verb, name) for verb in ("apply", "revert") for name in NAMES), ("revert", "--all")]
+LOOKS = [("status", ""), ("audit", ""), ("history", "")]
+
+
+def words(command: Command) -> tuple[str, ...]:
+    """The command line of a command."""
+    verb, name = command
+    options = {"apply": ("--no-verify", "--allow-running"), "revert": ("--allow-running",)}
+    cascade = ("--cascade",) if verb == "revert" and name != "--all" else ()
+    return (verb, *filter(None, [name]), *cascade, *options.get(verb, ()))
+
+
+def after(requested: frozenset[str], command: Command) -> frozenset[str]:
+    """What is requested once a command has succeeded."""
+    verb, name = command
+    if verb == "apply":
+        return requested | {name}
+    if name == "--all":
+        return frozenset()
+    return requested - {name} - ({"bundle"} if name in ("one", "kernel") else set())
+
+
+def active(requested: Iterable[str]) -> set[str]:
+    """Sets that are on disk: a bundle brings its members."""
+    return {*requested, *(("one", "kernel") if "bundle" in requested else ())}
+
+
 class Truth:
     """What must be on disk: sets that were asked for, and files that somebody else wrote."""
 
@@ -59,7 +92,7 @@ class Truth:
 
     @property
     def active(self) -> set[str]:
-        return self.requested | ({"one", "kernel"} if "bundle" in self.requested else set())
+        return active(self.requested)
 
     def text(self, path: str) -> str:
         if path in self.foreign:
@@ -154,7 +187,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(["one", "two", "kernel"]),
-        at=st.integers(min_value=1, max_value=170),
+        at=st.integers(min_value=1, max_value=190),
         verb=st.sampled_from(["apply", "revert"]),
     )
     @precondition(lambda self: self.truth.clean())
@@ -169,6 +202,54 @@ class Schedule(RuleBasedStateMachine):
         self.truth.requested = requested
         for path, text in expected(self.truth.active).items():
             assert self.place.read(path) == text, "the ledger and the files disagree"
+
+    @rule(
+        first=st.sampled_from(CHANGES),
+        second=st.sampled_from([*CHANGES, *LOOKS]),
+        at=st.integers(min_value=1, max_value=190),
+    )
+    @precondition(lambda self: self.truth.clean())
+    def at_once(self, first: Command, second: Command, at: int) -> None:
+        """The second runs while the first stands still: one after the other, or refused."""
+        paused = self.seam.pause(*words(first), *self.place.options, at=at)
+        inner = self.run(*words(second))
+        outer = self.seam.resume(paused)
+        for ran in (outer, inner):
+            assert "Traceback" not in ran.err and ran.code in (0, 1, 2, 5, 9), ran.out + ran.err
+        if second == ("audit", ""):
+            kinds = {finding["kind"] for finding in inner.result["findings"]}
+            assert kinds <= {"unverified", "interrupted"}, "nobody has edited anything"
+        done = [c for c, ran in ((first, outer), (second, inner)) if ran.code == 0]
+        changes = [command for command in done if command in CHANGES]
+        staged = {name for name, state in self._states().items() if state == "staged"}
+        for order in (changes, changes[::-1]):
+            requested = frozenset(self.truth.requested)
+            for command in order:
+                requested = after(requested, command)
+            if active(requested) == staged:
+                break
+        else:
+            raise AssertionError(f"{changes} in no order lead to {staged}")
+        self.truth.requested = set(requested)
+
+    @rule(name=st.sampled_from(NAMES), at=st.integers(min_value=1, max_value=190))
+    @precondition(lambda self: self.truth.clean())
+    def pip_installs_during_an_apply(self, name: str, at: int) -> None:
+        """Files are upstream's or the set's, the ledger says which, and it can be put right."""
+        paused = self.seam.pause(*words(("apply", name)), *self.place.options, at=at)
+        reinstall(self.place, "1.0")
+        ran = self.seam.resume(paused)
+        assert "Traceback" not in ran.err and ran.code in (0, 5, 6, 7, 10), ran.out + ran.err
+        if (self.place.state / "journal.json").exists():
+            assert ran.code == 7 and self.run("recover").code == 0
+        wholly = expected(active({*self.truth.requested, name}))
+        partly = expected(self.truth.active)
+        for path, text in TEXTS.items():
+            assert self.place.read(path) in (text, partly[path], wholly[path])
+        assert self.place.litter() == []
+        reinstall(self.place, "1.0")
+        assert self.run("revert", "--all", "--allow-running").code == 0
+        self.truth.requested.clear()
 
     @rule()
     @precondition(lambda self: self.truth.clean())
@@ -205,14 +286,17 @@ class Schedule(RuleBasedStateMachine):
 
 def schedules(examples: int, steps: int) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    number = os.environ.get("SM120PATCH_SEED")
+    machine = seed(int(number))(Schedule) if number else Schedule
     run_state_machine_as_test(
-        Schedule,
+        machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=checks,
-            derandomize=True,
+            derandomize=not number,
+            database=None,
         ),
     )
 

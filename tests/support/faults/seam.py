@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,11 +87,33 @@ class Seam:
             "trace": None if trace is None else str(trace),
             "before": before,
         }
+        answer = self._ask(request)
+        return Ran(answer["code"], answer["out"], answer["err"])
+
+    def pause(self, *arguments: str | Path, at: int) -> Ran | int:
+        """Run a command until right before its call number `at`; return what resumes it.
+
+        Where it makes fewer calls than that it has ended, and what it said is returned.
+        """
+        request: dict[str, Any] = {"arguments": [str(a) for a in arguments], "at": at}
+        answer = self._ask({**request, "action": SIGNAL, "code": signal.SIGSTOP})
+        if "paused" in answer:
+            return int(answer["paused"])
+        return Ran(answer["code"], answer["out"], answer["err"])
+
+    def resume(self, paused: Ran | int) -> Ran:
+        """Let it go on to its end."""
+        if isinstance(paused, Ran):
+            return paused
+        answer = self._ask({"resume": paused})
+        return Ran(answer["code"], answer["out"], answer["err"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        return Ran(answer["code"], answer["out"], answer["err"])
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
 
     def traced(self, trace: Path, *arguments: str | Path) -> tuple[Ran, list[Call]]:
         """Run without a fault and return every call that changed something."""

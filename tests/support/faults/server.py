@@ -1,7 +1,8 @@
 """Runs command lines in forked copies of one warm process, each with a fault armed.
 
 usage: LD_PRELOAD=seam.so python -m tests.support.faults.server ROOT...
-Reads one JSON request a line, writes one JSON answer a line.
+Reads one JSON request a line, writes one JSON answer a line. A command that stops itself stands
+still while others run, until it is resumed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import tempfile
-from typing import Any
+from typing import IO, Any
 
 from sm120patch import catalogue, host
 from sm120patch.cli import main as entry
@@ -36,14 +37,29 @@ LOADED_ONCE = (
 """What the commands load: here, before the children that are killed by the thousand."""
 
 
+PAUSED: dict[int, tuple[IO[bytes], IO[bytes]]] = {}
+"""Commands that stand still, by process id, with what they have said."""
+
+
 def answer(library: Any, request: dict[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    if "resume" in request:
+        pid = int(request["resume"])
+        streams = PAUSED.pop(pid)
+        os.kill(pid, signal.SIGCONT)
+    else:
+        # They outlive this call where the command stands still.
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        streams = (out, err)
         pid = os.fork()
         if pid == 0:
-            child(library, request, out.fileno(), err.fileno())
-        _pid, status = os.waitpid(pid, 0)
-        texts = []
-        for stream in (out, err):
+            child(library, request, streams[0].fileno(), streams[1].fileno())
+    _pid, status = os.waitpid(pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        PAUSED[pid] = streams
+        return {"paused": pid}
+    texts = []
+    for stream in streams:
+        with stream:
             stream.seek(0)
             texts.append(stream.read().decode("utf-8", "replace"))
     return {"code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1]}
