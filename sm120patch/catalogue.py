@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sm120patch import precompiled
 from sm120patch.errors import CatalogueError, UsageError
@@ -52,20 +51,18 @@ SHIPPED = "shipped"
 """Origin of the sets that came with the program; others are named by their directory."""
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Where catalogues lie: `base` (None: what is shipped) and directories that add sets to it."""
 
     base: Path | None = None
     extra: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(NamedTuple):
     """All known sets, checked as a whole: relations name known sets and form no cycle."""
 
     sets: Mapping[str, PatchSet]
-    origins: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = {}
     """Set -> `SHIPPED`, or the directory that it comes from."""
 
     @property
@@ -131,8 +128,7 @@ def load(where: Path | Places | None = None) -> Catalogue:
     return Catalogue(_with_bundles(found.sets), found.origins)
 
 
-@dataclass(frozen=True)
-class Collected:
+class Collected(NamedTuple):
     """What was found in all places, before it is known whether it fits together."""
 
     roots: tuple[str, ...]
@@ -279,8 +275,7 @@ def _with_bundles(sets: Mapping[str, PatchSet]) -> dict[str, PatchSet]:
     for set_id in known.closure(known.ids):
         patch_set = sets[set_id]
         members = [done[name] for name in patch_set.depends if not patch_set.changes]
-        done[set_id] = replace(
-            patch_set,
+        done[set_id] = patch_set._replace(
             launch=patch_set.launch or tuple(x for m in members for x in m.launch),
             engagement=_joined(patch_set.engagement, (m.engagement for m in members)),
             known_results=_joined(patch_set.known_results, (m.known_results for m in members)),

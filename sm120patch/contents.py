@@ -6,7 +6,6 @@ Pure. This is where two sets that touch one file meet, and where foreign edits a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, choose
@@ -37,15 +36,15 @@ Edits = dict[tuple[str, str], EditResult]
 """(edit key, sha256 before) -> what came of it: edits that several plans may share."""
 
 
-@dataclass
 class Draft:
     """Contents planned so far, who shaped them, and every conflict found."""
 
-    contents: dict[FileKey, bytes | None] = field(default_factory=dict)
-    """None: the file shall not be there."""
-    shaped_by: dict[FileKey, list[str]] = field(default_factory=dict)
-    decisions: list[ChangeDecision] = field(default_factory=list)
-    conflicts: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.contents: dict[FileKey, bytes | None] = {}
+        """None: the file shall not be there."""
+        self.shaped_by: dict[FileKey, list[str]] = {}
+        self.decisions: list[ChangeDecision] = []
+        self.conflicts: list[str] = []
 
 
 class ContentPlanner:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import relpath
 
@@ -33,16 +32,14 @@ _UNSUPPORTED = (
 )
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line and its ending: LF, CRLF, or nothing at the end of a file without last newline."""
 
     content: bytes
     ending: bytes
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Lines of a hunk that stay (`context`), or a maximal group that is replaced."""
 
     before: tuple[Line, ...]
@@ -50,8 +47,7 @@ class Segment:
     context: bool
 
 
-@dataclass(frozen=True)
-class Hunk:
+class Hunk(NamedTuple):
     """Lines to find in one piece, and what becomes of them."""
 
     start: int
@@ -101,8 +97,7 @@ class Hunk:
         return len(first.before) * first.context, len(last.before) * last.context
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(NamedTuple):
     """A checked diff of one file."""
 
     path: str
@@ -129,8 +124,7 @@ class Diff:
 
     def flipped(self) -> Diff:
         """Return the diff that undoes this one."""
-        return replace(
-            self,
+        return self._replace(
             hunks=tuple(
                 Hunk(
                     hunk.start,

@@ -15,8 +15,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.errors import ConflictError
 from sm120patch.relpath import fault
@@ -30,8 +30,7 @@ _NOT_FOR_US = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENODATA, errno.EI
 """Answers to an extended attribute that this process, or this file system, may not set."""
 
 
-@dataclass(frozen=True)
-class Spot:
+class Spot(NamedTuple):
     """A name in an open directory: what every access to a file of a target goes through."""
 
     directory: int

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One line of the history; `data` is JSON-ready."""
 
     kind: str
     sets: tuple[str, ...]
-    data: Mapping[str, object] = field(default_factory=dict)
+    data: Mapping[str, object] = {}
     tx: str | None = None
     at: str = ""
     id: int = 0
     tool: str = ""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Result of one verification and what exactly it is valid for."""
 
     content_digest: str

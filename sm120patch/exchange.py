@@ -11,8 +11,8 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch import disk
 from sm120patch.errors import ConflictError, RecoveryNeededError
@@ -24,8 +24,7 @@ _KEPT = ".kept"
 SIDES: tuple[Side, Side] = ("a", "b")
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """New content of one file, durable beside it; `name` is None where the file shall go."""
 
     entry: JournalFile

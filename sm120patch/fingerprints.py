@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm120patch.model import (
     Changed,
@@ -45,8 +44,7 @@ Splice = tuple[int, int, bytes]
 """Offset and length in the content before, and the bytes that stand there afterwards."""
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """A content that the index recognises."""
 
     target: str

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.disk import remove_file, write_file
@@ -23,8 +22,7 @@ MAX_BYTES = 32 << 20
 """Largest journal that is read: thousands of files."""
 
 
-@dataclass(frozen=True)
-class JournalFile:
+class JournalFile(NamedTuple):
     """One file with its content on both sides."""
 
     target: str
@@ -50,8 +48,7 @@ class JournalFile:
         return self.a_mtime_ns if side == "a" else self.b_mtime_ns
 
 
-@dataclass(frozen=True)
-class CacheScope:
+class CacheScope(NamedTuple):
     """Which build caches follow the swap: what the files hold on either side.
 
     Paths begin with the name of their package, which tells the root.
@@ -71,7 +68,7 @@ class CacheScope:
     """Import root of SGLang; empty when it is not installed. `root` is that of FlashInfer."""
     tactics: tuple[str, ...] = ()
     """Changed files that decide which tactics FlashInfer's autotuner has to choose from."""
-    places: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = {}
     """Variables of the server that move a cache away from the homes."""
     ninjas: tuple[str, ...] = ()
     """Executables that the server may use: one of them must find a build up to date."""
@@ -81,8 +78,7 @@ class CacheScope:
         return self.a_patched if side == "a" else self.b_patched
 
 
-@dataclass(frozen=True)
-class Journal:
+class Journal(NamedTuple):
     """State of a transaction. `a` is the content without the plan, `b` the content with it."""
 
     tx: str
@@ -106,7 +102,11 @@ class Journal:
 
 def write_journal(path: Path, journal: Journal) -> None:
     """Replace the journal durably."""
-    text = json.dumps({"schema": SCHEMA, **asdict(journal)}, indent=1, sort_keys=True)
+    inner = {
+        "files": [entry._asdict() for entry in journal.files],
+        "caches": None if journal.caches is None else journal.caches._asdict(),
+    }
+    text = json.dumps({"schema": SCHEMA, **journal._asdict(), **inner}, indent=1, sort_keys=True)
     write_file(path, text.encode())
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from sm120patch.model import KnownResult
 
@@ -28,8 +28,7 @@ WHERE = rf"{_WORD}(\|{_WORD})*"
 _TP_OPTIONS = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a server runs, as far as published results depend on it."""
 
     words: tuple[str, ...]
@@ -43,8 +42,7 @@ class Place:
         return ", ".join([*self.words, f"TP {self.tp or 'unknown'}"])
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """A known result of a set that is for a place."""
 
     set_id: str

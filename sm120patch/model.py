@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 IMPORT_NAMES: Mapping[str, str] = {"sglang": "sglang", "flashinfer-python": "flashinfer"}
 """Distribution name -> the top-level package it installs. These are the targets known today."""
@@ -95,23 +95,20 @@ class EvidenceKind(str, Enum):
 # --- results of an edit ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Changed:
+class Changed(NamedTuple):
     """The edit applied: complete new bytes of the file and how many places it touched."""
 
-    data: bytes = field(repr=False)
+    data: bytes
     sites: int
 
 
-@dataclass(frozen=True)
-class Unchanged:
+class Unchanged(NamedTuple):
     """The content already satisfies the post-conditions: somebody (upstream) has it."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """The edit does not fit this content; nothing is changed. A value, not an exception."""
 
     reason: str
@@ -123,8 +120,7 @@ EditResult = Changed | Unchanged | Refused
 # --- catalogue ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """The payload of one change for one range of versions of its target."""
 
     versions: str
@@ -136,18 +132,17 @@ class Variant:
     """Payload file relative to the catalogue's `patches/`."""
     sha256: str
     """Digest of the payload file: a codemod is code that runs, so it is pinned like a diff."""
-    data: bytes = field(repr=False)
+    data: bytes
     """Bytes of the payload, already checked against `sha256`."""
-    present: Mapping[str, int] = field(default_factory=dict)
+    present: Mapping[str, int] = {}
     """Diffs: literal text -> exact number of occurrences once applied (post-condition)."""
     absent: tuple[str, ...] = ()
     """Diffs: literal text that must not occur once applied (post-condition)."""
-    requires: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = {}
     """Other distribution -> specifier that must hold for this variant to make sense."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Versions for which a change has no variant although they are known, and why."""
 
     versions: str
@@ -158,8 +153,7 @@ class Window:
     reason: str
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """What to set instead of patching, or why what people ask for is refused, for some versions."""
 
     target: str
@@ -169,12 +163,11 @@ class Advice:
     args: tuple[str, ...]
     env: Mapping[str, str]
     reason: str
-    requires: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = {}
     """Other distribution -> specifier that must hold for the advice to work."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One logical edit of a set; exactly one file per variant."""
 
     id: str
@@ -191,8 +184,7 @@ class Change:
     was measured without it must not be used with it."""
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
+class LaunchOptions(NamedTuple):
     """Launch options and variables without which the set does nothing, for one version range."""
 
     target: str
@@ -204,8 +196,7 @@ class LaunchOptions:
     strip_env: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Engagement:
+class Engagement(NamedTuple):
     """How it is seen that the patched code really runs, for one version range of `target`.
 
     At least one of the probes is given; every probe given must hold in the patched arm, and
@@ -214,7 +205,7 @@ class Engagement:
 
     target: str
     versions: str
-    server_info: Mapping[str, object] = field(default_factory=dict)
+    server_info: Mapping[str, object] = {}
     """Field of the server's `/server_info` (dots descend) -> value it must have."""
     log: str | None = None
     """Regular expression that some line of the server's log must match."""
@@ -227,8 +218,7 @@ class Engagement:
     that is in place: compiled after it was put there, or put back with it."""
 
 
-@dataclass(frozen=True)
-class PtxCount:
+class PtxCount(NamedTuple):
     """What the compiler must make of one source for one architecture, without and with a change.
 
     Counts are those of lines with `text` in the PTX that nvcc writes; they were measured with the
@@ -248,8 +238,7 @@ class PtxCount:
     """The PTX must be the same with and without the change, apart from names made of hashes."""
 
 
-@dataclass(frozen=True)
-class CompileCheck:
+class CompileCheck(NamedTuple):
     """How a module that a set changes is compiled ahead of the server, for one version range."""
 
     target: str
@@ -261,8 +250,7 @@ class CompileCheck:
     ptx: tuple[PtxCount, ...]
 
 
-@dataclass(frozen=True)
-class VerificationPolicy:
+class VerificationPolicy(NamedTuple):
     """What a set's verification must show, and how hard it looks."""
 
     goal: Goal = Goal.NO_REGRESSION
@@ -275,8 +263,7 @@ class VerificationPolicy:
     answers: Answers = Answers.TOLERANCE
 
 
-@dataclass(frozen=True)
-class KnownResult:
+class KnownResult(NamedTuple):
     """A published or recorded result, matched against the topology of the host."""
 
     topology: str
@@ -290,8 +277,7 @@ class KnownResult:
     """Tensor parallel sizes that it is for; empty means any."""
 
 
-@dataclass(frozen=True)
-class PatchSet:
+class PatchSet(NamedTuple):
     """A named, revisioned unit of changes: one manifest file."""
 
     id: str
@@ -353,12 +339,11 @@ class Obstacle(str, Enum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True)
-class FileSnapshot:
+class FileSnapshot(NamedTuple):
     """One target file as it was read: bytes, identity, and what upstream shipped."""
 
     path: str
-    data: bytes = field(repr=False)
+    data: bytes
     sha256: str
     mode: int
     """Permission bits only (`stat.S_IMODE`)."""
@@ -367,15 +352,14 @@ class FileSnapshot:
     pristine_sha256: str | None
     """Digest from RECORD or of the HEAD blob; `ABSENT` when they say that upstream did not ship
     the file, None when nobody knows."""
-    pristine: bytes | None = field(repr=False, default=None)
+    pristine: bytes | None = None
     """Upstream's bytes: the file itself when it is pristine, else from the store or git."""
     obstacle: Obstacle | None = None
     why: str = ""
     """What the kernel said where the obstacle is `UNREADABLE`."""
 
 
-@dataclass(frozen=True)
-class TargetSnapshot:
+class TargetSnapshot(NamedTuple):
     """One installed distribution: the copy that the environment's Python imports."""
 
     target: str
@@ -389,13 +373,12 @@ class TargetSnapshot:
     """Where upstream's contents are known from, or `unknown: ` and why they are not."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Everything the planner may know about an environment; no handle to the disk."""
 
     prefix: str
     targets: Mapping[str, TargetSnapshot]
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = {}
     """Target -> reason why it was not found."""
     compute_capability: str | None = None
     """`12.0` when known (probe, `--gpu`, simulated host), None when not."""

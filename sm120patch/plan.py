@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from sm120patch.model import Engagement, State, VerificationPolicy, digest_of
 
@@ -16,8 +16,7 @@ class Role(str, Enum):
     DEPENDENCY = "dependency"
 
 
-@dataclass(frozen=True)
-class ActiveSet:
+class ActiveSet(NamedTuple):
     """A set whose changes are on disk, as the ledger records it."""
 
     id: str
@@ -29,8 +28,7 @@ class ActiveSet:
     """`PatchSet.digest` at the time it was staged."""
 
 
-@dataclass(frozen=True)
-class OwnedFile:
+class OwnedFile(NamedTuple):
     """A file that holds our content, as the ledger records it."""
 
     target: str
@@ -45,12 +43,11 @@ class OwnedFile:
     """`set/change` ids that shaped the content."""
 
 
-@dataclass(frozen=True)
-class History:
+class History(NamedTuple):
     """What the ledger says is on disk: the planner's third input."""
 
-    active: Mapping[str, ActiveSet] = field(default_factory=dict)
-    files: Mapping[tuple[str, str], OwnedFile] = field(default_factory=dict)
+    active: Mapping[str, ActiveSet] = {}
+    files: Mapping[tuple[str, str], OwnedFile] = {}
 
 
 # --- plan --------------------------------------------------------------------------------------
@@ -67,8 +64,7 @@ class Outcome(str, Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True)
-class ChangeDecision:
+class ChangeDecision(NamedTuple):
     """Outcome of one change of one set, with the reason in words."""
 
     set_id: str
@@ -81,8 +77,7 @@ class ChangeDecision:
     """Places in the file that the change edits."""
 
 
-@dataclass(frozen=True)
-class FileStep:
+class FileStep(NamedTuple):
     """One file that the transaction will replace, add or remove.
 
     `before`, `after` and `pristine` are complete contents; where a digest is `ABSENT` the file is
@@ -99,10 +94,10 @@ class FileStep:
     mode: int
     pristine_mtime_ns: int
     """mtime that a return to pristine gives back, so that restored build caches stay fresh."""
-    before: bytes = field(repr=False)
-    after: bytes = field(repr=False)
-    pristine: bytes = field(repr=False)
-    diff: str = field(repr=False)
+    before: bytes
+    after: bytes
+    pristine: bytes
+    diff: str
     changes: tuple[str, ...] = ()
     """`set/change` ids that shape the new content, in order of application."""
 
@@ -112,18 +107,16 @@ class FileStep:
         return self.after_sha256 == self.pristine_sha256
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """What the patched server must be started with, and what the baseline must not have."""
 
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    strip: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
+    strip: Mapping[str, int] = {}
     strip_env: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything an `apply` or `revert` will do, as data. Printed, dumped, tested, executed."""
 
     action: str

@@ -8,7 +8,7 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
 from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
@@ -42,8 +42,7 @@ from sm120patch.unified import make_diff
 from sm120patch.variants import advice_hint
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What the user asked for."""
 
     action: str
@@ -55,8 +54,7 @@ class Request:
     """Revert also the sets that need the named ones."""
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why there is no plan: every reason, not the first."""
 
     kind: str

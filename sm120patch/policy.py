@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from sm120patch.model import Answers, Goal, VerificationPolicy
 from sm120patch.plan import Launch
@@ -50,8 +49,7 @@ def merge_policies(policies: Iterable[VerificationPolicy]) -> VerificationPolicy
         if merged is None:
             merged = policy
             continue
-        merged = replace(
-            merged,
+        merged = merged._replace(
             goal=min(merged.goal, policy.goal, key=_STRICTNESS.index),
             margin=min(merged.margin, policy.margin),
             repeats=max(merged.repeats, policy.repeats),

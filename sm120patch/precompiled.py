@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -76,9 +75,9 @@ def restore(entry: Any, read_payload: Callable[[str], bytes]) -> PatchSet | None
                 return None
             if sha256_hex(data) != variant.sha256:
                 return None
-            variants.append(replace(variant, data=data))
-        changes.append(replace(change, variants=tuple(variants)))
-    return replace(patch_set, changes=tuple(changes))
+            variants.append(variant._replace(data=data))
+        changes.append(change._replace(variants=tuple(variants)))
+    return patch_set._replace(changes=tuple(changes))
 
 
 def _ranges(plain: object) -> Iterator[str]:
@@ -97,8 +96,8 @@ def _ranges(plain: object) -> Iterator[str]:
 def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return {_KIND: type(value).__name__, "value": value.value}
-    if hasattr(type(value), "__dataclass_fields__"):
-        fields = {name: _plain(inner) for name, inner in vars(value).items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        fields = {name: _plain(inner) for name, inner in value._asdict().items()}
         return {_KIND: type(value).__name__, **fields}
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}

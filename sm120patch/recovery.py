@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sm120patch.errors import ConflictError, RecoveryNeededError
 from sm120patch.evidence import Event
@@ -24,16 +24,15 @@ def _rebased(journal: Journal, roots: Mapping[str, str], *, drop_missing: bool) 
             f"{journal.command!r} was changing {', '.join(missing)}, which is not installed now",
             hint="reinstall it, then run `sm120patch recover --keep-foreign`",
         )
-    files = tuple(replace(f, root=roots[f.target]) for f in journal.files if f.target in roots)
+    files = tuple(f._replace(root=roots[f.target]) for f in journal.files if f.target in roots)
     caches = journal.caches
     if caches is not None:
         root = roots.get("flashinfer-python", "")
-        caches = replace(caches, root=root, sglang_root=roots.get("sglang", ""))
-    return replace(journal, files=files, caches=caches)
+        caches = caches._replace(root=root, sglang_root=roots.get("sglang", ""))
+    return journal._replace(files=files, caches=caches)
 
 
-@dataclass(frozen=True)
-class Recovery:
+class Recovery(NamedTuple):
     """What `recover` did."""
 
     command: str

@@ -9,7 +9,7 @@ this host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.evidence import Evidence
@@ -21,8 +21,7 @@ UNDECIDED = ("inconclusive", "unconfirmed")
 """Verdicts that neither give nor take anything."""
 
 
-@dataclass(frozen=True)
-class DiskFact:
+class DiskFact(NamedTuple):
     """What was found where the ledger expects one of our files."""
 
     sha256: str | None
@@ -34,8 +33,7 @@ class DiskFact:
     """Why the file cannot be read, where it is there."""
 
 
-@dataclass(frozen=True)
-class SetStatus:
+class SetStatus(NamedTuple):
     """State of one set, with the reason and the evidence behind it."""
 
     id: str
@@ -141,7 +139,7 @@ class EvidenceBook:
             if own:
                 real = [e for e in own if e.kind == EvidenceKind.REAL.value]
                 found = (real or own)[0]
-                return replace(found, kind=link) if link is not None else found
+                return found._replace(kind=link) if link is not None else found
             below = [e for e in entries if e.passed and set_id in e.baseline_sets]
             if not below:
                 return None

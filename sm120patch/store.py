@@ -10,8 +10,8 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.disk import TEMP_PREFIX, make_directory, sweep, write_file
 from sm120patch.errors import BusyError, HostError
@@ -33,8 +33,7 @@ Deleting it loses the originals. Run `sm120patch revert --all` first.
 """
 
 
-@dataclass(frozen=True)
-class StateDirectory:
+class StateDirectory(NamedTuple):
     """Paths inside `PREFIX/.sm120patch`; nothing exists until `ensure` was called."""
 
     path: Path

@@ -14,8 +14,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch import disk, exchange
 from sm120patch.caches import bytecode
@@ -58,8 +58,7 @@ def checkpoint(label: str) -> None:
     on_checkpoint(label)
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What a transaction needs besides the plan."""
 
     command: str
@@ -72,7 +71,7 @@ class Settings:
     pycache_prefix: str | None = None
     """Trees of PYTHONPYCACHEPREFIX, separated as in PATH."""
     caches: CacheScope | None = None
-    mtimes: Mapping[str, int] = field(default_factory=dict)
+    mtimes: Mapping[str, int] = {}
     """Path of a FlashInfer file -> time that keeps a stored build of the new content valid."""
 
 
@@ -121,7 +120,7 @@ class Transaction:
 
     def _write(self, **changes: object) -> None:
         # The callers name fields of Journal; `replace` itself refuses any other.
-        self.journal = replace(self.journal, **changes)  # type: ignore[arg-type]
+        self.journal = self.journal._replace(**changes)  # type: ignore[arg-type]
         write_journal(self.state.journal, self.journal)
         checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 

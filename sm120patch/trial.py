@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sm120patch.errors import UsageError
 from sm120patch.model import digest_of
@@ -78,4 +78,4 @@ def launches(
             code="profile",
         )
     kept = {name: environ[name] for name in trial.env if name in environ}
-    return Launch(trial.args, trial.env), replace(base, env={**base.env, **kept})
+    return Launch(trial.args, trial.env), base._replace(env={**base.env, **kept})

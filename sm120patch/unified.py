@@ -6,7 +6,6 @@ import bisect
 import difflib
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from sm120patch import diffparse
 from sm120patch.diffparse import BOM, Diff, Hunk, Line
@@ -215,7 +214,7 @@ def _settle_endings(lines: list[Line], *, terminated: bool) -> list[Line]:
     settled: list[Line] = []
     for line in lines:
         previous = settled[-1].ending if settled else usual
-        settled.append(line if line.ending else replace(line, ending=previous))
+        settled.append(line if line.ending else line._replace(ending=previous))
     if settled and not terminated:
-        settled[-1] = replace(settled[-1], ending=b"")
+        settled[-1] = settled[-1]._replace(ending=b"")
     return settled

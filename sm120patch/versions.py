@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -20,18 +19,19 @@ _CLAUSE = re.compile(r"(>=|<|==)\s*([0-9a-z.!]+?)(\.\*)?", re.ASCII)
 _ALLOWED = "write '>=A,<B', one half of it, or '==A.*'"
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Versions from `low` on up to, but not including, `high`; None where it is open."""
 
     text: str
     low: Version | None
     high: Version | None
 
-    def __contains__(self, version: Version) -> bool:
+    def __contains__(self, version: object) -> bool:
         """Compare as PEP 440 specifiers do that let pre-releases in; a local part is ignored."""
         from packaging.version import Version
 
+        if not isinstance(version, Version):
+            return False
         public = Version(version.public)
         above = self.low is None or public >= self.low
         return above and (self.high is None or public < self.high)

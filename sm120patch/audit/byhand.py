@@ -7,8 +7,8 @@ catalogue makes of upstream's bytes where those are at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, choose, edit
@@ -21,8 +21,7 @@ _TOGETHER = 4
 FileKey = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class ByHand:
+class ByHand(NamedTuple):
     """A set that is on disk without a ledger that has it; ids are `set/change`."""
 
     id: str

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import io
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sm120patch.audit import gittree, ignored
 from sm120patch.audit.files import Digest, Listing, list_named, list_package
@@ -24,8 +24,7 @@ _MAX_RECORD = 64 << 20
 _PROBES = 4
 
 
-@dataclass(frozen=True)
-class Means:
+class Means(NamedTuple):
     """What comparing works with."""
 
     tree: Tree
@@ -35,8 +34,7 @@ class Means:
     """Believe the stat cache."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """How a copy differs from what upstream shipped."""
 
     origin: str
@@ -100,7 +98,7 @@ def _wheel(
     if not any(record.sha256 for record in table.entries.values()):
         reason = f"{copy.record} lists nothing: upstream's content is unknown"
         found_nothing = _unknown(means, copy, asked, listing, reason)
-        return replace(found_nothing, problems=(*found_nothing.problems, *table.faults))
+        return found_nothing._replace(problems=(*found_nothing.problems, *table.faults))
     known = set(listing.paths)
     rest = [p for p in table.entries if p not in known and not p.startswith(f"{copy.package}/")]
     listing.extend(list_named(means.tree, copy.root, rest))

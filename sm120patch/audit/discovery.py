@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.audit import places
 from sm120patch.audit.findings import Skipped
@@ -43,8 +44,7 @@ _CACHES = (".cache/uv", ".cache/pip")
 _PACKAGES = frozenset(IMPORT_NAMES.values())
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """How far a search goes."""
 
     directories: int = DIRECTORIES

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import exchange
 from sm120patch.audit import byhand, gittree, judging, ledgers
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from sm120patch.published import Shelf
 
 
-@dataclass(frozen=True)
-class Knowledge:
+class Knowledge(NamedTuple):
     """What environments are held against."""
 
     catalogue: Catalogue
@@ -46,8 +44,7 @@ class Knowledge:
     """Gives the published packages that are on this host already."""
 
 
-@dataclass(frozen=True)
-class Examined:
+class Examined(NamedTuple):
     """An environment's report, and what further looks at it need."""
 
     report: EnvironmentReport
@@ -103,7 +100,7 @@ def _examined(means: Means, place: Place, knowledge: Knowledge) -> Examined:
             sets.append(report)
             # What an open change has written is in no ledger yet: settle it first.
             busy_now = kept.holder or kept.journal is not None
-            findings.append(replace(finding, hint="") if busy_now else finding)
+            findings.append(finding._replace(hint="") if busy_now else finding)
         packages = tuple(_package(c, comparisons[c.target], files) for c in layout.copies)
         changed = _changed_at(kept)
         environment = _report(place, kept, packages, sets, findings)
@@ -117,7 +114,7 @@ def _evidence(kept: Kept) -> Callable[[str], Sequence[Evidence]]:
 def with_findings(examined: Examined, more: list[Finding]) -> EnvironmentReport:
     """Return the report with further findings, in the order of all reports."""
     found = (*examined.report.findings, *more)
-    return replace(examined.report, findings=ordered(found))
+    return examined.report._replace(findings=ordered(found))
 
 
 def ordered(findings: tuple[Finding, ...] | list[Finding]) -> tuple[Finding, ...]:

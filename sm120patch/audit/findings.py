@@ -7,8 +7,8 @@ absolute as seen from the audited root (`/opt/venv` in an image that lies unpack
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Kind(str, Enum):
@@ -59,8 +59,7 @@ class FileState(str, Enum):
     DRIFTED = "drifted"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that should not be so."""
 
     kind: Kind
@@ -74,8 +73,7 @@ class Finding:
     """Next command or step, where there is one."""
 
 
-@dataclass(frozen=True)
-class FileReport:
+class FileReport(NamedTuple):
     """One file that does not hold what upstream shipped, or that the ledger says does not."""
 
     target: str
@@ -91,8 +89,7 @@ class FileReport:
     """What the content is recognised as, in words."""
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(NamedTuple):
     """The newest conclusive evidence for a set as it is on disk, wherever it was gathered."""
 
     verdict: str
@@ -109,8 +106,7 @@ class Verification:
     event: int
 
 
-@dataclass(frozen=True)
-class SetReport:
+class SetReport(NamedTuple):
     """One set that is on disk in an environment, wholly or in part."""
 
     id: str
@@ -131,8 +127,7 @@ class SetReport:
     verification: Verification | None = None
 
 
-@dataclass(frozen=True)
-class PackageReport:
+class PackageReport(NamedTuple):
     """One copy of a target."""
 
     target: str
@@ -159,8 +154,7 @@ class PackageReport:
         return self.compared - sum(f.state is not FileState.LOST for f in shipped)
 
 
-@dataclass(frozen=True)
-class EnvironmentReport:
+class EnvironmentReport(NamedTuple):
     """One Python environment and everything found in it."""
 
     prefix: str
@@ -186,16 +180,14 @@ class EnvironmentReport:
         return (f for p in self.packages for f in p.files)
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A place that was not looked into, and why."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True)
-class HostReport:
+class HostReport(NamedTuple):
     """Result of an audit; empty `all_findings` are the only clean answer."""
 
     root: str
@@ -223,11 +215,10 @@ ALWAYS = frozenset({Kind.UNKNOWN})
 """Kinds that fail whatever is chosen."""
 
 
-@dataclass(frozen=True)
-class FailOn:
+class FailOn(NamedTuple):
     """Which kinds of findings make an audit fail."""
 
-    kinds: frozenset[Kind] = field(default_factory=lambda: frozenset(Kind))
+    kinds: frozenset[Kind] = frozenset(Kind)
 
     def fails(self, findings: Iterable[Finding]) -> bool:
         """Tell whether any of the findings is one to fail on; what is unknown always is."""
@@ -321,4 +312,4 @@ def _set_dict(entry: SetReport) -> dict[str, object]:
 
 
 def _verification(found: Verification) -> Mapping[str, object]:
-    return dict(vars(found))
+    return found._asdict()

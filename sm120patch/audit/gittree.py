@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm120patch.audit.tree import Tree
 
@@ -21,8 +20,7 @@ _DEPTH = 64
 _HEX = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(NamedTuple):
     """What HEAD of a checkout holds below an import root."""
 
     work_tree: str

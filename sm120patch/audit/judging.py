@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from sm120patch import fingerprints
 from sm120patch.audit import byhand
@@ -55,8 +55,7 @@ _OWNED = {
 }
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(NamedTuple):
     """What was found of the targets of one environment."""
 
     versions: Mapping[str, str]
@@ -69,11 +68,11 @@ class Disk:
     """Targets that are imported from a checkout."""
     unknown: frozenset[str] = frozenset()
     """Targets of which nobody knows what upstream shipped."""
-    elsewhere: Mapping[FileKey, OwnedFile] = field(default_factory=dict)
+    elsewhere: Mapping[FileKey, OwnedFile] = {}
     """Files of a shared checkout that the ledger of another environment answers for."""
     owner: str = ""
     """Prefix of that environment."""
-    changing: Mapping[FileKey, frozenset[str]] = field(default_factory=dict)
+    changing: Mapping[FileKey, frozenset[str]] = {}
     """Files of the open journal -> sha256 of both contents that the change knows."""
     ledger_lost: bool = False
     """There was a ledger that would tell which of the known contents were written here."""
@@ -326,7 +325,7 @@ def ledger_sets(
         found = active_status(name, history, closure, facts, book, disk.versions, name in busy)
         other = active_status(name, history, closure, facts, anywhere, disk.versions, name in busy)
         if name in busy:
-            found = replace(found, reason=busy[name])
+            found = found._replace(reason=busy[name])
         pairs.append((found, other))
     states = {found.id: found.state for found, _other in pairs}
     for found, other in pairs:

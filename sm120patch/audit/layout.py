@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sm120patch.audit.places import Place
 from sm120patch.audit.tree import Tree
 from sm120patch.model import IMPORT_NAMES
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """The copy of one target that is imported; paths as the inside spells them."""
 
     target: str
@@ -33,8 +32,7 @@ class Copy:
     other_metadata: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """What an environment's start puts together."""
 
     path: tuple[str, ...]

@@ -10,9 +10,8 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.audit.tree import Tree
 from sm120patch.errors import HostError, RecoveryNeededError, Sm120PatchError
@@ -27,8 +26,7 @@ _LIMIT = 1 << 30
 _FILES = ("ledger.sqlite3", "ledger.sqlite3-journal", "journal.json")
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """What an environment keeps about its patches."""
 
     ledger: Ledger | None
@@ -74,7 +72,7 @@ def caught_up(tree: Tree, prefix: str, kept: Kept) -> Kept:
     state = StateDirectory.of(Path(prefix))
     journal, problem = _journal(state)
     holder = state.holder() or kept.holder
-    return replace(kept, journal=journal, holder=holder, problem=kept.problem or problem)
+    return kept._replace(journal=journal, holder=holder, problem=kept.problem or problem)
 
 
 def moment(tree: Tree, prefix: str) -> tuple[int, str | None]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.audit import carriers
 from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kind
@@ -19,8 +18,7 @@ _QUIET = frozenset((FileState.MISSING, FileState.UNREADABLE))
 """Files that have no time to compare with."""
 
 
-@dataclass(frozen=True)
-class Live:
+class Live(NamedTuple):
     """Servers of this host, and the libraries that processes have mapped."""
 
     servers: tuple[ServerProcess, ...]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
 NETWORK = frozenset((
@@ -22,8 +22,7 @@ KERNEL = frozenset((
 """File systems without packages in them."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """One mount point of this process's mount namespace."""
 
     path: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sm120patch.audit.tree import Tree
 
@@ -12,8 +12,7 @@ _VERSION = re.compile(r"python(3\.[0-9]+)$")
 _METADATA = re.compile(r"(sglang|flashinfer[_.-]python)-[^/]*\.(dist|egg)-info$", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One environment; paths as the inside spells them, without links where that is known."""
 
     prefix: str

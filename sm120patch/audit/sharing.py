@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sm120patch import fingerprints
 from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kind, PackageReport
@@ -24,8 +24,7 @@ _MAX_RECORD = 64 << 20
 _EDITED = frozenset((FileState.OURS, FileState.BY_HAND, FileState.FOREIGN, FileState.DRIFTED))
 
 
-@dataclass(frozen=True)
-class CachedCopy:
+class CachedCopy(NamedTuple):
     """An unpacked package in an installer's cache."""
 
     tool: str

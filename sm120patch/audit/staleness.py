@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import _imp
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.audit.findings import FileState, Finding, Kind, PackageReport
 from sm120patch.audit.tree import Tree
@@ -22,8 +22,7 @@ _CHANGED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(NamedTuple):
     """Cached bytecode that Python would accept though it may be of another content."""
 
     source: str

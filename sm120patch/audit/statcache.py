@@ -17,8 +17,8 @@ import time
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.audit.files import WIDTH, Digest, Listing
 from sm120patch.environment.records import Difference
@@ -35,8 +35,7 @@ _NEVER = -1
 """Stands in place of numbers that must not match."""
 
 
-@dataclass(frozen=True)
-class Cached:
+class Cached(NamedTuple):
     """What was kept of one package."""
 
     basis: str
@@ -51,7 +50,6 @@ class Cached:
     """Files that upstream shipped and that were compared."""
     differences: tuple[Difference, ...] | None
     """Result of the comparison; None when it has to be made again from the digests."""
-    _lookup: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def same(self, listing: Listing) -> bool:
         """Tell whether every file is as it was."""
@@ -86,8 +84,7 @@ def joined(paths: Sequence[str]) -> bytes:
     return os.fsencode("\0".join(paths))
 
 
-@dataclass(frozen=True)
-class StatCache:
+class StatCache(NamedTuple):
     """A directory of cache files, one for each package of each environment."""
 
     directory: Path

@@ -11,8 +11,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _LINKS = 40
 """Links that are followed for one path, as the kernel does."""
@@ -20,8 +20,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """Paths handed in and out are absolute text as the inside spells them."""
 
     root: str = "/"

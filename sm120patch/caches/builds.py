@@ -10,9 +10,9 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.errors import HostError
 from sm120patch.model import digest_of
@@ -39,8 +39,7 @@ class Kind(str, Enum):
     """Tactics that FlashInfer measured for SGLang: one directory a FlashInfer version."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A module of one workspace that depends on changed files."""
 
     workspace: Path
@@ -96,16 +95,14 @@ class Entry:
         return tuple(name for name in (self.version, self.arch, self.module) if name)
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """A directory that was renamed, or would be."""
 
     source: Path
     destination: Path
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(NamedTuple):
     """What a directory holds: nothing, our marker only, or a build."""
 
     built: bool

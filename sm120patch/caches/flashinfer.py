@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.caches.builds import SHELF, Entry, plain_name
 from sm120patch.caches.generators import ANY, changed_modules, modules_from
@@ -32,8 +32,7 @@ _UNKNOWN_VERSION = "0.0.0+unknown"
 _CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 
 
-@dataclass(frozen=True)
-class ChangedFile:
+class ChangedFile(NamedTuple):
     """A file of the FlashInfer installation that changes, or has been changed."""
 
     path: str
@@ -42,8 +41,7 @@ class ChangedFile:
     """Contents it has had and will have, upstream's first. Empty: assume the worst."""
 
 
-@dataclass(frozen=True)
-class Affected:
+class Affected(NamedTuple):
     """The result of a scan."""
 
     entries: tuple[Entry, ...]

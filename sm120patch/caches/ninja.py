@@ -6,8 +6,8 @@ import re
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _SIGNATURE = b"# ninjadeps\n"
 _MAX_RECORD = (1 << 19) - 1
@@ -66,8 +66,7 @@ def _records(data: bytes, offset: int, skip: int) -> Mapping[str, tuple[str, ...
     return found
 
 
-@dataclass(frozen=True)
-class BuildFile:
+class BuildFile(NamedTuple):
     """The part of a generated `build.ninja` that tells sources and include directories."""
 
     sources: Mapping[str, str]

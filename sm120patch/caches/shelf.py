@@ -21,8 +21,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.caches.builds import (
     COPY,
@@ -62,8 +62,7 @@ def _unnamed(_entry: Entry, _directory: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Checks:
+class Checks(NamedTuple):
     """What a build must show before it may stay live. Without checks it is taken as it is."""
 
     good: Callable[[Entry, bool], bool] = _anything

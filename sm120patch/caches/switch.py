@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.caches import flashinfer, freshness, renewal, sglang, shelf
 from sm120patch.caches.builds import (
@@ -73,8 +73,7 @@ def scope_for(
     )
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Everything that depends on a changed file, and places that could not be looked at."""
 
     entries: tuple[Entry, ...]

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TextIO
 
 from sm120patch.cli import following
@@ -19,16 +18,16 @@ UNWRITTEN = "output"
 """Code of the error that says that standard output took no result."""
 
 
-@dataclass
 class Output:
     """How one command speaks; `command` names it in the envelope.
 
     `given` are the options that commands to be run next must repeat.
     """
 
-    as_json: bool = False
-    command: str = ""
-    given: following.Given = ()
+    def __init__(self, given: following.Given = ()) -> None:
+        self.as_json = False
+        self.command = ""
+        self.given = given
 
     def data(self, result: Mapping[str, object], text: str, code: ExitCode = ExitCode.OK) -> None:
         """Print the result: the envelope with `--output json`, else `text`."""

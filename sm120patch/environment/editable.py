@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.environment.records import Difference, safe_relative
 from sm120patch.errors import HostError
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from git import Repo
 
 
-@dataclass(frozen=True)
-class Checkout:
+class Checkout(NamedTuple):
     """A git work tree that an import root lies in."""
 
     work_tree: Path
@@ -36,8 +34,7 @@ class Checkout:
         return f"{self.offset}/{path}" if self.offset else path
 
 
-@dataclass(frozen=True)
-class NoCheckout:
+class NoCheckout(NamedTuple):
     """Git cannot say what upstream shipped here, and why."""
 
     reason: str

@@ -6,9 +6,8 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm120patch.environment.asking import Question
 from sm120patch.environment.editable import Checkout, NoCheckout, dirty_files, find_checkout
@@ -22,8 +21,7 @@ from sm120patch.environment.records import (
 from sm120patch.model import IMPORT_NAMES
 
 
-@dataclass(frozen=True)
-class Installation:
+class Installation(NamedTuple):
     """The copy of one distribution that the environment's Python imports."""
 
     target: str
@@ -62,8 +60,7 @@ class Installation:
         return find_checkout(self.root)
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """A Python environment as its interpreter describes itself."""
 
     python: Path
@@ -78,8 +75,8 @@ class Environment:
     """`sys.path` in isolated mode."""
     site: tuple[Path, ...]
     """purelib and platlib, without repetition."""
-    installations: Mapping[str, Installation] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
+    installations: Mapping[str, Installation] = {}
+    missing: Mapping[str, str] = {}
     """Target -> why there is no installation of it."""
 
 

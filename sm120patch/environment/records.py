@@ -12,7 +12,6 @@ import csv
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -28,18 +27,16 @@ class Record(NamedTuple):
     size: int | None
 
 
-@dataclass(frozen=True)
-class RecordTable:
+class RecordTable(NamedTuple):
     """A RECORD as far as it can be trusted."""
 
-    entries: Mapping[str, Record] = field(default_factory=dict)
+    entries: Mapping[str, Record] = {}
     """Path relative to the import root -> its line. Nothing in it leads out of the root."""
     faults: tuple[str, ...] = ()
     """What was wrong with the rest, in words. Scripts in `../../../bin` are normal, no fault."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """One file that is not as RECORD (or, in a checkout, HEAD) says."""
 
     path: str

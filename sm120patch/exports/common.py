@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 
 from sm120patch.audit.findings import (
@@ -40,9 +39,8 @@ def _cleaned(value: object) -> object:
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, tuple):
-        return tuple(_cleaned(item) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _cleaned(getattr(value, f.name)) for f in fields(value)})
+        items = map(_cleaned, value)
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
     return value
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm120patch.host import nvml
 from sm120patch.known import WAYS
@@ -26,8 +26,7 @@ class Gpu:
     pci_bus_id: str
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """The way between two GPUs."""
 
     one: int
@@ -38,8 +37,7 @@ class Link:
     """`ok`, why the driver refuses peer reads, or `unknown`. `ok` does not prove correct data."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A host as a verification sees it."""
 
     machine_id: str

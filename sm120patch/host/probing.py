@@ -208,7 +208,8 @@ def servers(root: Path) -> dict[str, Any]:
         return {"servers": []}
     from sm120patch.host.processes import running_sglang_servers
 
-    return {"servers": [{**vars(s), "cmdline": list(s.cmdline)} for s in running_sglang_servers()]}
+    found = running_sglang_servers()
+    return {"servers": [{**s._asdict(), "cmdline": list(s.cmdline)} for s in found]}
 
 
 def mentions(_root: Path, directory: str, *names: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch.environment import child
 from sm120patch.host import nvml
@@ -20,8 +20,7 @@ from sm120patch.host.redaction import redact_arguments, redact_environment
 SGLANG_DEFAULT_PORT = 30000
 
 
-@dataclass(frozen=True)
-class LiveProcess:
+class LiveProcess(NamedTuple):
     """A process that would be affected, or would disturb a measurement."""
 
     pid: int
@@ -31,16 +30,14 @@ class LiveProcess:
     why: str
 
 
-@dataclass(frozen=True)
-class Listener:
+class Listener(NamedTuple):
     """Owner of a listening socket; both None when it belongs to a user we may not look into."""
 
     pid: int | None
     create_time: float | None
 
 
-@dataclass(frozen=True)
-class ServerProcess:
+class ServerProcess(NamedTuple):
     """A running SGLang server, as `init` copies it."""
 
     pid: int

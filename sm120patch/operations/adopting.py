@@ -8,7 +8,7 @@ that already holds what the set makes is not touched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sm120patch import transaction
 from sm120patch.audit import byhand
@@ -84,7 +84,7 @@ def plan_adoption(
         )
     same = {s.path for s in steps if s.before_sha256 == s.after_sha256}
     return Adoption(
-        plan=replace(made, action="adopt", files=steps),
+        plan=made._replace(action="adopt", files=steps),
         sources=found,
         completed=tuple(s.path for s in steps if s.path not in same),
         mtimes={
@@ -108,14 +108,14 @@ def _upstream(
             if (name, path) in history.files or not _edited(file):
                 continue
             if file.pristine_sha256 == ABSENT:
-                gone = replace(file, data=b"", sha256=ABSENT, obstacle=Obstacle.MISSING)
+                gone = file._replace(data=b"", sha256=ABSENT, obstacle=Obstacle.MISSING)
                 files[path] = gone
                 continue
             data, place = _bytes_of(file, name, target.version, sources)
             found[name, path] = place or target.pristine_origin
-            files[path] = replace(file, data=data, sha256=sha256_hex(data), pristine=data)
-        targets[name] = replace(target, files=files)
-    return replace(snapshot, targets=targets), found
+            files[path] = file._replace(data=data, sha256=sha256_hex(data), pristine=data)
+        targets[name] = target._replace(files=files)
+    return snapshot._replace(targets=targets), found
 
 
 def _edited(file: FileSnapshot) -> bool:
@@ -156,7 +156,7 @@ def _with_optional(site: Site, snapshot: Snapshot, upstream: Snapshot, request: 
         if change.optional
     }
     selected = dict.fromkeys((*request.selected, *sorted(there & optional)))
-    return replace(request, selected=tuple(selected))
+    return request._replace(selected=tuple(selected))
 
 
 def _files(snapshot: Snapshot) -> Iterator[tuple[FileKey, FileSnapshot]]:
@@ -197,7 +197,7 @@ def _from_disk(
                 foreign.append(f"{step.path}: sha256 {there[:12]} is not what the set makes of it")
         data = file.data if there != ABSENT else b""
         diff = make_diff(step.path, data, step.after)
-        steps.append(replace(step, before=data, before_sha256=there, diff=diff))
+        steps.append(step._replace(before=data, before_sha256=there, diff=diff))
     return lacking, foreign, tuple(steps)
 
 
@@ -231,7 +231,7 @@ def _settings(site: Site, adoption: Adoption, command: str) -> transaction.Setti
     settings = staging.settings_for(
         site, adoption.plan, command, restore="a", start="a", history=known
     )
-    return replace(settings, mtimes={**settings.mtimes, **adoption.mtimes})
+    return settings._replace(mtimes={**settings.mtimes, **adoption.mtimes})
 
 
 def _held(step: FileStep) -> OwnedFile:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.audit import examine, places
 from sm120patch.audit.compare import Means
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from sm120patch.published import Shelf
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(NamedTuple):
     """What is audited, and how."""
 
     root: Path | None = None
@@ -48,7 +46,7 @@ class Scope:
     network: bool = False
     quick: bool = False
     directories: int = DIRECTORIES
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    environ: Mapping[str, str] = os.environ
 
     @property
     def is_named(self) -> bool:
@@ -63,7 +61,7 @@ def audit(
     tree = _tree(scope)
     search = _search(tree, scope, progress)
     found = [_named(tree, scope)] if scope.is_named else list(search.places())
-    found = [replace(p, names=_names(p, search)) for p in found]
+    found = [p._replace(names=_names(p, search)) for p in found]
     known = {p.prefix for p in found}
     knowledge = Knowledge(catalogue, _here(tree), lambda: _shelf(scope))
     around = _surroundings(tree, scope, catalogue, search)
@@ -105,7 +103,7 @@ def _examined(
     try:
         examined = examine.examine(means, place, knowledge)
         more = list(around.of_environment(place, examined)) if examined.report.packages else []
-        return seen.named(replace(examined, report=examine.with_findings(examined, more)))
+        return seen.named(examined._replace(report=examine.with_findings(examined, more)))
     except (OSError, ValueError, RecursionError, Sm120PatchError) as error:
         detail = f"could not be examined: {type(error).__name__}: {error}"
         unknown = Finding(Kind.UNKNOWN, "-", "-", detail)
@@ -208,10 +206,10 @@ class _Seen:
         """Return the report with every package named that was seen in another environment."""
         report = examined.report
         packages = tuple(
-            replace(p, same_as=tuple(self._same(p, examined, report.prefix)))
+            p._replace(same_as=tuple(self._same(p, examined, report.prefix)))
             for p in report.packages
         )
-        return replace(report, packages=packages)
+        return report._replace(packages=packages)
 
     def _same(self, package: PackageReport, examined: Examined, prefix: str) -> Iterator[str]:
         where = f"{real(self._tree, package.root)}:{package.target}"

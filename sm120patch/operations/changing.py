@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
@@ -34,8 +34,7 @@ if TYPE_CHECKING:  # what measures and what compiles is loaded where it is done
 PROFILE_NAME = "sm120patch.toml"
 
 
-@dataclass(frozen=True)
-class Demands:
+class Demands(NamedTuple):
     """What the user asks of a verification beyond the manifest."""
 
     goal: Goal | None = None
@@ -72,8 +71,7 @@ class Ahead:
         return [compiling.compiled_dict(c) for c in self.compiled]
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """What a changing command did."""
 
     plan: Plan
@@ -345,7 +343,7 @@ def policy_of(plan: Plan, demands: Demands) -> VerificationPolicy:
     """Policy of the sets with what the user demands on top."""
     if demands.goal is None:
         return plan.verification
-    return replace(plan.verification, goal=demands.goal)
+    return plan.verification._replace(goal=demands.goal)
 
 
 def preview(plan: Plan, profile: Profile, demands: Demands) -> Arms:

@@ -6,8 +6,7 @@ Reads disk; writes nothing. Imports neither libcst nor git for an environment of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.catalogue import choose
 from sm120patch.claims import claimed_files
@@ -39,8 +38,7 @@ _WITHOUT_EFFECT = ("failed", "interrupted", "recovered", "compiled")
 """Events of attempts that ended where they had begun: they do not outdate a rejection."""
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """Answer of `status`."""
 
     prefix: str
@@ -90,8 +88,7 @@ def _held(fact: DiskFact) -> str:
     return fact.sha256 or ("unreadable" if fact.unreadable else ABSENT)
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What the ledger says is on disk, and what is there."""
 
     past: History
@@ -120,9 +117,9 @@ def _states(
                 name, past, closure, seen.facts, book, site.versions, name in busy
             )
             if name in busy:
-                found = replace(found, reason=doing)
+                found = found._replace(reason=doing)
             changed = changed_payload(site.catalogue, past.active[name])
-            yield replace(found, reason="; ".join(filter(None, (found.reason, changed))))
+            yield found._replace(reason="; ".join(filter(None, (found.reason, changed))))
         elif name in busy:
             yield SetStatus(name, State.INTERRUPTED, doing)
         else:

@@ -6,7 +6,6 @@ Reads disk; writes nothing. `plan`, `--dry-run`, `apply` and `revert` all come t
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from sm120patch.claims import refuse_foreign_claims
@@ -55,7 +54,7 @@ def snapshot_for(
         return snapshot
     closure = site.catalogue.closure(request.sets)
     bound = any(site.catalogue.get(name).devices for name in closure)
-    return replace(snapshot, devices=device_names()) if bound else snapshot
+    return snapshot._replace(devices=device_names()) if bound else snapshot
 
 
 def device_names() -> tuple[str, ...] | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch import catalogue as catalogues
 from sm120patch.catalogue import Catalogue, Places
@@ -21,8 +21,7 @@ from sm120patch.plan import History, content_digest
 from sm120patch.store import StateDirectory, Store
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """One environment with everything the commands need to know about it."""
 
     environment: Environment

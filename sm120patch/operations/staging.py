@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch import transaction
 from sm120patch.caches import switch
@@ -33,8 +33,7 @@ MEASURED_PATIENCE = 120.0
 """Seconds to wait for a ledger that somebody else holds: a measurement took longer to make."""
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(NamedTuple):
     """What a finished transaction left behind."""
 
     event: int
@@ -54,7 +53,7 @@ def after_history(history: History, plan: Plan) -> History:
             files[key] = _owned(step, digest, plan.shaped_by[key])
         elif owned is not None:
             shaped = plan.shaped_by.get(key, owned.changes)
-            files[key] = OwnedFile(**{**owned.__dict__, "changes": tuple(shaped)})
+            files[key] = owned._replace(changes=tuple(shaped))
     return History(active, files)
 
 

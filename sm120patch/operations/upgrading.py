@@ -5,7 +5,6 @@ Reads disk, and writes the wheel cache only.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -142,7 +141,7 @@ def against(
     for name, package in packages.items():
         targets[name] = target_snapshot(package, sorted(wanted.get(name, ())))
     missing = {n: why for n, why in after.missing.items() if n not in targets}
-    upgraded = dataclasses.replace(after, targets=targets, missing=missing)
+    upgraded = after._replace(targets=targets, missing=missing)
     edits: Edits = {}
     old = examine(catalogue, before, selected, selected, edits)
     new = examine(catalogue, upgraded, selected, selected, edits)
@@ -198,13 +197,11 @@ def _as_shipped(snapshot: Snapshot) -> Snapshot:
                 files[path] = file
                 continue
             digest = sha256_hex(file.pristine)
-            files[path] = dataclasses.replace(
-                file, data=file.pristine, sha256=digest, pristine_sha256=digest
-            )
-        return dataclasses.replace(target, files=files)
+            files[path] = file._replace(data=file.pristine, sha256=digest, pristine_sha256=digest)
+        return target._replace(files=files)
 
     targets = {name: clean(target) for name, target in snapshot.targets.items()}
-    return dataclasses.replace(snapshot, targets=targets)
+    return snapshot._replace(targets=targets)
 
 
 def _drifts(one: SetResult, two: SetResult) -> Iterator[Drift]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120patch import host, transaction
@@ -280,7 +280,7 @@ def _unrecorded(
 ) -> BusyError | HostError:
     """What was measured outlives a ledger that does not take it: keep it where people look."""
     place = site.state.logs / f"unrecorded-{tx_id}.json"
-    text = json.dumps(asdict(evidence), indent=1, sort_keys=True, default=str)
+    text = json.dumps(evidence._asdict(), indent=1, sort_keys=True, default=str)
     try:
         write_file(place, text.encode())
     except OSError as other:

@@ -263,7 +263,7 @@ def test_a_taken_port_ends_the_run_before_anything_starts(tmp_path):
 def test_a_baseline_with_the_option_on_compares_nothing(tmp_path):
     """The profile smuggles the option past the stripping, as a config file would."""
     profile = simulated_profile(tmp_path, "null")
-    smuggled = replace(duty(), launch=replace(LAUNCH, strip={}))
+    smuggled = replace(duty(), launch=LAUNCH._replace(strip={}))
     with pytest.raises(HostError, match="already has the option") as caught:
         run(profile, smuggled, swapper(fake_environment(tmp_path)))
     assert caught.value.code == "baseline-engaged"

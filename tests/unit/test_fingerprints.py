@@ -90,16 +90,14 @@ def test_every_combination_is_recognised_by_name(small: Catalogue, use: Use) -> 
 
 
 def test_another_payload_or_post_condition_is_not_known(small: Catalogue, use: Use) -> None:
-    import dataclasses
-
     use(fingerprints.write({}, indexed(small, {A: A_TEXT}).contents))
     known = variant(small, "one", "first")
     assert fingerprints.edit(known, A_TEXT.encode())
     for other in (
-        dataclasses.replace(known, sha256="0" * 64),
-        dataclasses.replace(known, present={"x": 1}),
-        dataclasses.replace(known, absent=("x",)),
-        dataclasses.replace(known, path=B),
+        known._replace(sha256="0" * 64),
+        known._replace(present={"x": 1}),
+        known._replace(absent=("x",)),
+        known._replace(path=B),
     ):
         assert edit_key(other) != edit_key(known)
         assert fingerprints.edit(other, A_TEXT.encode()) is None

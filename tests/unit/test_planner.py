@@ -264,9 +264,7 @@ def test_changed_payloads_of_a_neighbour_are_not_slipped_in(known: Catalogue) ->
 def test_a_set_the_catalogue_lost_can_still_be_reverted(known: Catalogue) -> None:
     contents, past = apply_all(known, "one")
     stranger = ActiveSet("gone", 1, Role.REQUESTED, (), "d")
-    files = {
-        k: f.__class__(**{**f.__dict__, "changes": ("gone/x",)}) for k, f in past.files.items()
-    }
+    files = {k: f._replace(changes=("gone/x",)) for k, f in past.files.items()}
     past = History({"gone": stranger}, files)
     step = plan(known, Request("revert", ("gone",)), snapshot(contents), past)
     assert [(s.path, s.to_pristine) for s in step.files] == [(A, True)]

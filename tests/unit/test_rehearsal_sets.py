@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,9 @@ def labelled(at: Snapshot, **versions: str) -> Snapshot:
     chosen = {names[short]: version for short, version in versions.items()}
 
     def target(found: TargetSnapshot) -> TargetSnapshot:
-        return replace(found, version=chosen.get(found.target, found.version))
+        return found._replace(version=chosen.get(found.target, found.version))
 
-    return replace(at, targets={name: target(found) for name, found in at.targets.items()})
+    return at._replace(targets={name: target(found) for name, found in at.targets.items()})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,7 +234,7 @@ def test_power_of_a_host_that_declares_it_is_a_bar_an_arm():
 def test_an_experiment_has_a_variant_and_no_patch():
     data = {**evidence_data(), "experiment": {"name": "--steps 4"}}
     found = subject(data, sets=())
-    event = replace(found.event, kind="experiment", sets=())
+    event = found.event._replace(kind="experiment", sets=())
     text = text_of(Subject(event, found.evidence, "/env", ()))
     assert text.startswith("--steps 4: improved") and "no file was changed" in text
     said = text.replace("patched content", "").replace("sm120patch", "")

@@ -225,9 +225,7 @@ def test_a_baseline_that_looks_patched_is_noticed():
 
 
 def test_dots_descend_into_tables_and_lists():
-    from dataclasses import replace
-
-    probe = replace(ENGAGEMENT, server_info={"internal_states.0.fusion": "trtllm"})
+    probe = ENGAGEMENT._replace(server_info={"internal_states.0.fusion": "trtllm"})
     assert info_failures([probe], {"internal_states": [{"fusion": "trtllm"}]}) == []
     assert info_failures([probe], {"internal_states": []})
 
