@@ -6,7 +6,7 @@ well and costs a tenth of what `status` takes to import.
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import select
 import signal
@@ -22,7 +22,9 @@ PROBE_TIMEOUT = 60.0
 """Seconds. Start-up files of large environments are slow on a cold disk, but do end."""
 
 MAX_OUTPUT, MAX_ERRORS = 64 << 20, 1 << 16
-"""Bytes. An answer takes some hundred a file; what start-up files print comes before it."""
+"""Bytes, with what start-up files print."""
+MAX_ANSWER = 8 << 20
+"""Bytes. An answer takes some hundred a file, and a hundred times as much while it is parsed."""
 
 _BEGIN, _END = child.BEGIN.encode(), child.END.encode()
 
@@ -30,7 +32,8 @@ _BEGIN, _END = child.BEGIN.encode(), child.END.encode()
 class Question:
     """A running `child.py`; the answer is asked for once, and other work can be done before.
 
-    It ends by itself when this process is gone.
+    The answer says where `packages` come from and, with `about`, what files hold; without it, what
+    the interpreter is. The process ends by itself when this one is gone.
     """
 
     def __init__(
@@ -46,7 +49,8 @@ class Question:
         self._deadline = time.monotonic() + timeout
         self._output, self._errors = bytearray(), b""
         self._complete = False
-        self._pid, self._fds = _start(python, packages)
+        kind = child.FILES if about else child.ENVIRONMENT
+        self._pid, self._fds = _start(python, [kind, *packages])
 
     def answer(self) -> Mapping[str, Any]:
         """Return what it says; HostError when there is no answer in time, or another one."""
@@ -69,9 +73,10 @@ class Question:
             self.close()
             raise
         text = self._output.rpartition(_BEGIN)[2].partition(_END)[0]
+        whole = _END in self._output and len(text) <= MAX_ANSWER
         try:
-            answer = json.loads(text) if _END in self._output else None
-        except ValueError:
+            answer = ast.literal_eval(text.decode("ascii")) if whole else None
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             answer = None
         if isinstance(answer, dict):
             return answer
@@ -149,10 +154,10 @@ class Question:
         return os.waitstatus_to_exitcode(ended[1])
 
 
-def _start(python: Path, packages: Sequence[str]) -> tuple[int, tuple[int, ...]]:
+def _start(python: Path, words: Sequence[str]) -> tuple[int, tuple[int, ...]]:
     """Return its pid and our ends of its standard input, output and errors."""
     program = Path(child.__file__).read_text(encoding="utf-8")
-    command = [str(python), "-I", "-c", program, *packages]
+    command = [str(python), "-I", "-c", program, *words]
     (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = (
         os.pipe() for _ in range(3)
     )
@@ -181,7 +186,7 @@ def ask(
     pycache_prefix: Path | None = None,
     timeout: float = PROBE_TIMEOUT,
 ) -> Mapping[str, Any]:
-    """Start an interpreter for one question: `child.describe`, with `files` what they hold too.
+    """Start an interpreter for one question: where `packages` come from, and what `files` hold.
 
     `files` are (import root, relative path) pairs. Raises HostError when it does not start, does
     not answer in time, or answers something else.

@@ -1,16 +1,16 @@
 """Answers from inside a Python environment what it would import, and which bytes.
 
-Runs as `EXE -I -c <this text> PACKAGE...` in the *target* interpreter, so it uses the standard
-library only and imports none of the packages it is asked about. Reads disk only.
+Runs as `EXE -I -c <this text> environment|files PACKAGE...` in the *target* interpreter, so it
+uses the standard library only and imports none of the packages it is asked about. Reads disk only.
 
 A question about files comes on standard input, with `inspection` as the means to answer it: what
-only some questions need is not loaded for the others.
+only some questions need is not loaded for the others. The answer is a Python literal in ASCII:
+`json` would load as much as the interpreter itself.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 
@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+ENVIRONMENT, FILES = "environment", "files"
+"""What is asked about beside the packages."""
 BEGIN = "<<<sm120patch "
 END = " sm120patch>>>"
 """Site hooks may print; only what stands between these two is ours."""
@@ -38,8 +40,8 @@ def find(package: str) -> dict[str, Any]:
     }
 
 
-def describe(packages: list[str]) -> dict[str, Any]:
-    """Facts about the interpreter and where each of `packages` would come from."""
+def describe() -> dict[str, Any]:
+    """Facts about the interpreter."""
     import site
     import sysconfig
 
@@ -52,7 +54,6 @@ def describe(packages: list[str]) -> dict[str, Any]:
         "path": [entry for entry in sys.path if entry],
         "site": [paths["purelib"], paths["platlib"]],
         "user_site": site.getusersitepackages(),
-        "packages": {package: find(package) for package in packages},
     }
 
 
@@ -71,11 +72,14 @@ def inspect(question: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer `describe` of the arguments, and the question on standard input if there is one."""
-    facts = describe(sys.argv[1:])
+    """Say where packages come from and, as asked, `describe` or what files hold."""
+    kind, *packages = sys.argv[1:]
+    facts = describe() if kind == ENVIRONMENT else {}
+    facts["packages"] = {package: find(package) for package in packages}
     question = os.fsdecode(sys.stdin.buffer.read())
-    facts["files"] = inspect(question) if question else []
-    sys.stdout.write(BEGIN + json.dumps(facts) + END)
+    if kind == FILES:
+        facts["files"] = inspect(question)
+    sys.stdout.write(BEGIN + ascii(facts) + END)
     sys.stdout.flush()
     os._exit(0)  # exit hooks of the environment may take their time, or never end
 

@@ -190,6 +190,8 @@ def read_back(environment: Environment, expected: Mapping[tuple[str, str], str])
     problems = [
         f"{target} is not installed" for target, _ in expected if target not in installations
     ]
+    if not known:
+        return problems
     packages = sorted({installations[target].package for target, _ in known})
     files = [(str(installations[target].root), path) for target, path in known]
     answer = ask(environment.python, packages, files, environment.pycache_prefix)
