@@ -97,7 +97,6 @@ class FileStep(NamedTuple):
     before: bytes
     after: bytes
     pristine: bytes
-    diff: str
     changes: tuple[str, ...] = ()
     """`set/change` ids that shape the new content, in order of application."""
 

@@ -38,7 +38,6 @@ from sm120patch.plan import (
     history_digest,
 )
 from sm120patch.policy import merge_launches, merge_policies
-from sm120patch.unified import make_diff
 from sm120patch.variants import advice_hint
 
 
@@ -417,7 +416,6 @@ class _Planner:
             before=file.data,
             after=after or b"",
             pristine=file.pristine or b"",
-            diff=make_diff(key[1], file.data, after or b""),
             changes=tuple(draft.shaped_by[key]),
         )
 

@@ -76,8 +76,14 @@ def step_dict(step: FileStep) -> dict[str, object]:
         "pristine": step.pristine_sha256,
         "to_pristine": step.to_pristine,
         "changes": list(step.changes),
-        "diff": step.diff,
+        "diff": _diff(step),
     }
+
+
+def _diff(step: FileStep) -> str:
+    from sm120patch.unified import make_diff  # most commands show none
+
+    return make_diff(step.path, step.before, step.after)
 
 
 def launch_dict(launch: Launch) -> dict[str, object]:
@@ -224,7 +230,7 @@ def plan_text(plan: Plan, *, diffs: bool) -> str:
         lines.append("applicability unconfirmed: the GPU is unknown; name it with --gpu 12.0")
     lines += [f"note: {note}" for note in plan.notes]
     if diffs:
-        lines += [clean(step.diff).rstrip("\n") for step in plan.files]
+        lines += [clean(_diff(step)).rstrip("\n") for step in plan.files]
     return "\n".join(lines)
 
 

@@ -21,7 +21,6 @@ from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
 from sm120patch.plan import FileStep, History, OwnedFile, Plan
 from sm120patch.planner import Refusal, Request, make_plan
-from sm120patch.unified import make_diff
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,7 @@ def _from_disk(
             else:
                 foreign.append(f"{step.path}: sha256 {there[:12]} is not what the set makes of it")
         data = file.data if there != ABSENT else b""
-        diff = make_diff(step.path, data, step.after)
-        steps.append(step._replace(before=data, before_sha256=there, diff=diff))
+        steps.append(step._replace(before=data, before_sha256=there))
     return lacking, foreign, tuple(steps)
 
 

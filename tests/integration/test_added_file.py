@@ -273,10 +273,9 @@ def test_a_removal_that_fails_is_rolled_back(
     there, gone = sha256_hex(CONTENT), ABSENT
     new, old = b"new = 1\n", b"old = 1\n"
     steps = (
-        FileStep("sglang", ADDED, str(root), "1.0", there, gone, gone, 0o644, 0, CONTENT, b"", b"",
-                 ""),
+        FileStep("sglang", ADDED, str(root), "1.0", there, gone, gone, 0o644, 0, CONTENT, b"", b""),
         FileStep("sglang", A, str(root), "1.0", sha256_hex(new), sha256_hex(old), sha256_hex(old),
-                 0o644, 0, new, old, old, ""),
+                 0o644, 0, new, old, old),
     )  # fmt: skip
     failed = []
 

@@ -50,7 +50,7 @@ class Place:
             FileStep(
                 "sglang", path, str(self.root), "1.0", sha256_hex(before[path]),
                 sha256_hex(after[path]), sha256_hex(OLD[path]), self.modes[path], LONG_AGO,
-                before[path], after[path], OLD[path], "",
+                before[path], after[path], OLD[path],
             )
             for path in before
         )  # fmt: skip
