@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -219,22 +220,25 @@ def _examine(
 
 def _payload_reader(patches: Path) -> Callable[[str], bytes]:
     """Return a reader of payloads that follows no link out of `patches`."""
-    root = patches.resolve()
+    root = os.path.realpath(patches)
 
     def read(payload: str) -> bytes:
-        path = (root / payload).resolve()
-        if not path.is_relative_to(root):
+        path = os.path.realpath(f"{root}/{payload}")
+        if not path.startswith(f"{root}/"):
             raise ValueError(f"it leads out of {root}")
         return _read(path, MAX_PAYLOAD)
 
     return read
 
 
-def _read(path: Path, limit: int) -> bytes:
-    with path.open("rb") as stream:
-        data = stream.read(limit + 1)
+def _read(path: str | Path, limit: int) -> bytes:
+    with Path(path).open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        data = stream.read(min(size, limit) + 1)  # a buffer of the limit would be cleared first
     if len(data) > limit:
         raise ValueError(f"it has more than {limit} bytes")
+    if len(data) > size:
+        raise ValueError("it grows while it is read")
     return data
 
 

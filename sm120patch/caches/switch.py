@@ -97,7 +97,8 @@ def scan(scope: CacheScope, contents: Contents) -> Found:
 
 
 def _flashinfer(scope: CacheScope, paths: list[str], contents: Contents) -> flashinfer.Affected:
-    if not scope.root or not paths:
+    roots = flashinfer.workspaces({}, [Path(home) for home in scope.homes])
+    if not scope.root or not paths or not roots:
         return flashinfer.Affected((), ())
     changed = []
     for path in paths:
@@ -106,7 +107,6 @@ def _flashinfer(scope: CacheScope, paths: list[str], contents: Contents) -> flas
         whole = tuple(v for v in versions if v is not None)
         # One missing content means that not every reference can be seen: assume the worst.
         changed.append(flashinfer.ChangedFile(path, whole if len(whole) == len(versions) else ()))
-    roots = flashinfer.workspaces({}, [Path(home) for home in scope.homes])
     return flashinfer.affected(roots, Path(scope.root), scope.version, changed)
 
 

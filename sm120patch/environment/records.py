@@ -61,14 +61,23 @@ def read_record(path: Path, only: Collection[str] | None = None) -> RecordTable:
     path that RECORD would have to quote is never among them.
     """
     try:
+        if only is not None:
+            return parse_record(_lines_of(path.read_text("utf-8", "surrogateescape"), only))
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            lines = iter(stream)
-            if only is not None:
-                wanted = frozenset(only)
-                lines = (line for line in stream if line.partition(",")[0] in wanted)
-            return parse_record(lines)
+            return parse_record(stream)
     except OSError as error:
         raise HostError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _lines_of(text: str, paths: Collection[str]) -> Iterator[str]:
+    """Lines of a RECORD that begin with one of the paths: found by search, not looked at each."""
+    text = f"\n{text}"
+    for path in dict.fromkeys(paths):
+        start = text.find(f"\n{path},")
+        while start >= 0:
+            end = text.find("\n", start + 1)
+            yield text[start + 1 :] if end < 0 else text[start + 1 : end]
+            start = text.find(f"\n{path},", start + 1)
 
 
 def parse_record(lines: Iterable[str]) -> RecordTable:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +44,8 @@ def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
     The answer has `gpus`, `links`, `processes`, `driver` and `reason`, and beside each GPU, in
     `devices`, what its link and mode are; `cuda` is the newest CUDA that the driver runs.
     """
+    import subprocess
+
     from sm120patch.host.bounded import abandon
 
     empty: dict[str, Any] = {
