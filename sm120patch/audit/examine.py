@@ -72,7 +72,7 @@ def examine(means: Means, place: Place, knowledge: Knowledge) -> Examined:
         before = after
     detail = "it was changed again and again while it was looked at: audit it once more"
     unknown = Finding(Kind.UNKNOWN, "-", "-", detail)
-    return replace(found, report=with_findings(found, [unknown]))
+    return found._replace(report=with_findings(found, [unknown]))
 
 
 def _examined(means: Means, place: Place, knowledge: Knowledge) -> Examined:
