@@ -106,8 +106,8 @@ def _measure_really(change: Change, launch: str, given: following.Given) -> list
     verify = following.command(f"sm120patch verify {names}", own)
     return [
         f"this evidence is {kind}: it says nothing of your GPUs, and is never counted",
-        f"next: {verify} --profile PROFILE_OF_YOUR_SERVER"
-        + (f" (it is started with: {launch})" if launch else ""),
+        *([f"with the sets your server is started with: {launch}"] if launch else []),
+        f"next: {verify} --profile PROFILE_OF_YOUR_SERVER",
     ]
 
 

@@ -58,4 +58,4 @@ def test_a_simulated_pass_asks_for_a_real_measurement_and_for_no_restart(host: H
     (following,) = [line for line in done.out.splitlines() if line.startswith("next: ")]
     assert following.startswith("next: sm120patch verify fusion --env")
     assert "--profile PROFILE_OF_YOUR_SERVER" in following and str(profile) not in following
-    assert "started with: --enable-flashinfer-allreduce-fusion" in following
+    assert "server is started with: --enable-flashinfer-allreduce-fusion\n" in done.out

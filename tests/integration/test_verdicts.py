@@ -136,7 +136,7 @@ def test_inconclusive_tells_people_that_nothing_is_verified(host: Host) -> None:
     done = host.text("apply", "fusion", "--profile", host.profile("noisy"))
     assert done.code == 8
     assert "NOT verified" in done.out and "server starts an arm" in done.out
-    assert f"it is started with: {FLAG}" in done.out
+    assert f"server is started with: {FLAG}" in done.out
 
 
 # --- real evidence -----------------------------------------------------------------------------
