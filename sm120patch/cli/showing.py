@@ -64,6 +64,7 @@ def show_status(
             "interrupted": result.interrupted,
             "under_way": result.under_way,
             "looked_at": result.looked_at,
+            "ledger_lost": result.ledger_lost,
             "sets": [status_dict(s) for s in result.sets],
         },
         "\n".join(lines),
@@ -101,7 +102,10 @@ def _edited(result: Status, given: following.Given) -> list[str]:
     if states & {State.DRIFTED, State.EDITED}:
         diff = following.command("sm120patch diff", given)
         lines.append(f"hint: `{diff}` shows what was edited, line by line")
-    if State.EDITED in states:
+    if result.ledger_lost:
+        recover = following.command("sm120patch recover --lost-ledger", given)
+        lines.append(f"hint: the ledger is gone; `{recover}` puts upstream's content back")
+    elif State.EDITED in states:
         adopt = following.command("sm120patch adopt SET", given)
         lines.append(f"hint: `{adopt}` takes over a set that was applied by hand")
     return lines

@@ -71,6 +71,7 @@ def edits(
             wanted.setdefault(target, set()).add(path)
     snapshot = take_snapshot(site.environment, wanted, site.store.get, tolerant=True)
     history, elsewhere = site.history(), claimed_files(site.environment)
+    lost = not site.state.ledger.exists() and site.store.digests()
     found = []
     for target, installed in sorted(snapshot.targets.items()):
         for path in sorted(installed.files):
@@ -78,6 +79,8 @@ def edits(
             known = owned if owned and owned.version == installed.version else None
             edit = _edit(site, installed, installed.files[path], known, sources)
             sha256, owner = elsewhere.get((target, path), (None, ""))
+            if edit is not None and lost and edit.diff and installed.files[path].sha256 in lost:
+                edit = replace(edit, detail="the ledger that would tell of it is gone")
             if edit is not None and sha256 == installed.files[path].sha256:
                 edit = replace(edit, ours=True, detail=f"patched from {owner}")
             if edit is not None and (everything or not edit.ours):

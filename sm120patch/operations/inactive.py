@@ -5,8 +5,8 @@ Reads nothing itself: it is handed a snapshot, and the ledger's history and newe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, advice_for, choose
@@ -26,8 +26,23 @@ from sm120patch.model import (
 from sm120patch.plan import History, Outcome
 from sm120patch.state import SetStatus
 
+FileKey = tuple[str, str]
 _FIRST = (State.UNKNOWN, State.EDITED)
 """What is wrong with a file comes before what versions say, what nobody could read first."""
+
+
+@dataclass(frozen=True)
+class Others:
+    """What is known of contents that the ledger at hand does not have."""
+
+    claimed: Mapping[FileKey, tuple[str, str]] = field(default_factory=dict)
+    """(target, path) -> sha256 and prefix of the environment whose ledger has it."""
+    orphaned: Collection[str] = ()
+    """sha256 of what is left in the store of a ledger that is gone."""
+
+    def orphan(self, file: FileSnapshot) -> bool:
+        """Tell whether a ledger that is gone would answer for what a file holds."""
+        return file.sha256 in self.orphaned and file.sha256 != file.pristine_sha256
 
 
 @dataclass(frozen=True)
@@ -40,26 +55,18 @@ class _Look:
     """The versions have nothing that it could change: what brings it along works without it."""
 
 
-FileKey = tuple[str, str]
-
-
 def inactive_status(
     catalogue: Catalogue,
     snapshot: Snapshot,
     past: History,
     name: str,
     last: Event | None,
-    elsewhere: Mapping[FileKey, tuple[str, str]] | None = None,
+    others: Others,
 ) -> SetStatus:
-    """State of a set that is not in the ledger; `last` is its newest event that had an effect.
-
-    `elsewhere`: sha256 and owning prefix of files that other environments have patched.
-    """
+    """State of a set that is not in the ledger; `last` is its newest event that had an effect."""
     patch_set = catalogue.get(name)
     members = [catalogue.get(n) for n in catalogue.closure([name])]
-    looks = [
-        found for member in members for found in _look(member, snapshot, past, elsewhere or {})
-    ]
+    looks = [found for member in members for found in _look(member, snapshot, past, others)]
     state, reason = _joined(looks)
     versions = {n: t.version for n, t in snapshot.targets.items()}
     if last is not None and last.kind == "rejected" and last.data.get("versions") == versions:
@@ -93,7 +100,7 @@ def _look(
     patch_set: PatchSet,
     snapshot: Snapshot,
     past: History,
-    elsewhere: Mapping[FileKey, tuple[str, str]],
+    others: Others,
 ) -> Iterator[_Look]:
     """Yield what stands for or against one set; a bundle by itself has little to say."""
     capability, wanted = snapshot.compute_capability, patch_set.compute_capability
@@ -106,7 +113,7 @@ def _look(
         yield _Look(State.NOT_APPLICABLE, advice_for(patch_set, versions)[1])
     elif patch_set.changes:
         needed = [change for change in patch_set.changes if not change.optional]
-        changes = [_change(change, snapshot, past, elsewhere) for change in needed]
+        changes = [_change(change, snapshot, past, others) for change in needed]
         yield from _of_changes(changes)
 
 
@@ -126,7 +133,7 @@ def _change(
     change: Change,
     snapshot: Snapshot,
     past: History,
-    elsewhere: Mapping[FileKey, tuple[str, str]],
+    others: Others,
 ) -> _Look:
     found = snapshot.targets.get(change.target)
     if found is None:
@@ -145,9 +152,11 @@ def _change(
     ours = file is None or (owned is not None and owned.current_sha256 == file.sha256)
     if file is None or ours or (choice.kind is PayloadKind.FILE and addable):
         return _Look(State.ABSENT)
-    sha256, owner = elsewhere.get((change.target, choice.path), (None, ""))
+    sha256, owner = others.claimed.get((change.target, choice.path), (None, ""))
     if sha256 == file.sha256:
         return _Look(State.EDITED, f"{file.path}: patched from {owner}, whose ledger has it")
+    if others.orphan(file):
+        return _Look(State.EDITED, f"{file.path}: the ledger that would tell of it is gone")
     return _foreign(change.target, file, found.pristine_origin)
 
 

@@ -16,7 +16,7 @@ from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Journal, busy_sets
 from sm120patch.ledger import Ledger, read_ledger
 from sm120patch.model import ABSENT, EvidenceKind, Obstacle, Snapshot, State, Variant
-from sm120patch.operations.inactive import inactive_status, known_as
+from sm120patch.operations.inactive import Others, inactive_status, known_as
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, content_digest
 from sm120patch.render import evidence_dict
@@ -54,6 +54,8 @@ class Status(NamedTuple):
     """Digest of what the files of ours hold now, and of the versions: see `Plan.content`."""
     looked_at: int = 0
     """Files that sets change or have changed: no other was looked at."""
+    ledger_lost: bool = False
+    """There is no ledger, and files hold what one has left in the store."""
 
 
 def status(site: Site, capability: str | None = None) -> Status:
@@ -68,8 +70,11 @@ def status(site: Site, capability: str | None = None) -> Status:
         past = History() if ledger is None else ledger.history()
         snapshot = _snapshot(site, past, capability)
         facts = _facts(past, snapshot)
-        seen = _Seen(past, snapshot, facts)
+        # Where there is no ledger, what the store holds was written by one that is gone.
+        gone = site.store.digests() if ledger is None and site.state.path.is_dir() else ()
+        seen = _Seen(past, snapshot, facts, Others(claimed_files(site.environment), gone))
         sets = list(_states(site, ledger, seen, journal, holder is not None))
+    files = [file for target in snapshot.targets.values() for file in target.files.values()]
     return Status(
         prefix=str(site.environment.prefix),
         python=str(site.environment.python),
@@ -79,7 +84,8 @@ def status(site: Site, capability: str | None = None) -> Status:
         interrupted=journal.command if journal is not None and holder is None else damaged,
         under_way=holder,
         content=content_digest({k: _held(f) for k, f in facts.items()}, site.versions),
-        looked_at=sum(len(target.files) for target in snapshot.targets.values()),
+        looked_at=len(files),
+        ledger_lost=any(seen.others.orphan(file) for file in files),
     )
 
 
@@ -94,6 +100,7 @@ class _Seen(NamedTuple):
     past: History
     snapshot: Snapshot
     facts: Mapping[FileKey, DiskFact]
+    others: Others
 
 
 def _states(
@@ -107,7 +114,6 @@ def _states(
     busy = busy_sets(site.catalogue, past, journal)
     doing = "a change is under way" if held else "a change was interrupted"
     book = EvidenceBook(ledger.evidence if ledger is not None else lambda _content: [], here())
-    elsewhere = claimed_files(site.environment)
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
             known = name in site.catalogue.ids
@@ -124,7 +130,7 @@ def _states(
             yield SetStatus(name, State.INTERRUPTED, doing)
         else:
             last = None if ledger is None else _last(ledger, name)
-            yield inactive_status(site.catalogue, seen.snapshot, past, name, last, elsewhere)
+            yield inactive_status(site.catalogue, seen.snapshot, past, name, last, seen.others)
 
 
 def _last(ledger: Ledger, name: str) -> Event | None:

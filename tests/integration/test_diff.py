@@ -118,6 +118,22 @@ def test_what_another_environment_patched_is_no_edit_of_somebody(tmp_path: Path)
     assert checked(run("diff", A, *second)).code == 1
 
 
+def test_what_a_lost_ledger_wrote_is_not_called_made_by_hand(place: Place) -> None:
+    place.stage("one")
+    (place.state / "ledger.sqlite3").unlink()
+    said = "the ledger that would tell of it is gone"
+    ran = diff(place)
+    assert ran.code == 1 and only(ran)["detail"] == said and "line_3" in str(only(ran)["diff"])
+    status = place.run("status")
+    (one,) = [s for s in status.result["sets"] if s["id"] == "one"]
+    assert (one["state"], one["reason"]) == ("edited", f"{A}: {said}")
+    assert status.result["ledger_lost"] is True
+    text = run("status", *place.options[:-2]).out
+    assert "sm120patch recover --lost-ledger" in text and "adopt" not in text
+    place.done("recover", "--lost-ledger")
+    assert place.done("status")["ledger_lost"] is False and place.read(A) == A_TEXT
+
+
 def test_files_that_came_or_went_and_those_without_lines_are_named(place: Place) -> None:
     place.write("sglang/new.py", "new = 1\n")
     (place.site / "sglang" / "data.bin").write_bytes(b"\0\1")

@@ -11,7 +11,7 @@ from sm120patch import catalogue as catalogues
 from sm120patch.audit.byhand import paths_of
 from sm120patch.catalogue import Catalogue
 from sm120patch.model import FileSnapshot, Snapshot, State, TargetSnapshot, sha256_hex
-from sm120patch.operations.inactive import inactive_status
+from sm120patch.operations.inactive import Others, inactive_status
 from sm120patch.plan import History, Plan
 from sm120patch.planner import Refusal, Request, make_plan
 from tests.support.catalogue import write_catalogue
@@ -59,7 +59,7 @@ def test_status_of_untouched_packages_agrees_with_the_table_of_all_releases(
 ) -> None:
     known = catalogues.load()
     snapshot = untouched(known, {"sglang": sglang, "flashinfer-python": flashinfer})
-    found = {n: inactive_status(known, snapshot, History(), n, None) for n in known.ids}
+    found = {n: inactive_status(known, snapshot, History(), n, None, Others()) for n in known.ids}
     assert {n: s.state for n, s in found.items()} == {n: MEANS[o] for n, o in outcomes.items()}
     assert all(s.reason for s in found.values() if s.state is not State.ABSENT)
 
@@ -77,7 +77,7 @@ def known(tmp_path: Path) -> Catalogue:
 
 def answer(known: Catalogue, name: str) -> tuple[State, Plan | Refusal]:
     snapshot = untouched(known, {"sglang": "2.0", "flashinfer-python": "2.0"})
-    state = inactive_status(known, snapshot, History(), name, None).state
+    state = inactive_status(known, snapshot, History(), name, None, Others()).state
     return state, make_plan(known, snapshot, History(), Request("apply", (name,)))
 
 
