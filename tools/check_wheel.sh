@@ -11,3 +11,9 @@ cd "$work"
 "$work/venv/bin/sm120patch" --version
 "$work/venv/bin/sm120patch" list
 "$work/venv/bin/sm120patch" show allreduce-fusion >/dev/null
+# Ansible's collection is in it, without its tests.
+fleet="$("$work/venv/bin/sm120patch" fleet-path)/ansible_collections/sm120patch/fleet"
+for part in galaxy.yml meta/runtime.yml plugins/modules/patch_set.py roles/rollout playbooks/rollout.yml; do
+  test -e "$fleet/$part" || { echo "the wheel lacks $part of the collection" >&2; exit 1; }
+done
+if test -e "$fleet/tests"; then echo "the wheel holds the tests of the collection" >&2; exit 1; fi

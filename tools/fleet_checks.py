@@ -10,6 +10,7 @@ import argparse
 import configparser
 import fcntl
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -60,26 +61,45 @@ class Bench:
             "ANSIBLE_NOCOLOR": "1",
         }
 
-    def run(self, command: str, *words: str, cwd: Path | None = None) -> None:
+    def run(self, command: str, *words: str) -> None:
         """Run a command that lies beside this interpreter; SystemExit where it fails."""
         print(f"$ {command} {' '.join(words)}", flush=True)
         executable = Path(sys.executable).with_name(command)
         done = subprocess.run(
-            [executable, *words], cwd=cwd or self.fleet, env=self.environment, check=False
+            [executable, *words], cwd=self.fleet, env=self.environment, check=False
         )
         if done.returncode:
             raise SystemExit(f"{command} {' '.join(words)}: exit {done.returncode}")
 
+    def documented(self, collections: Path) -> None:
+        """Insist that ansible-doc shows every module and role of the collection there."""
+        env = {**self.environment, "ANSIBLE_COLLECTIONS_PATH": str(collections)}
+        executable = Path(sys.executable).with_name("ansible-doc")
+        roles = [path.name for path in (self.fleet / "roles").iterdir()]
+        for kind, names in (("module", MODULES), ("role", roles)):
+            wanted = [f"sm120patch.fleet.{name}" for name in names]
+            words = [executable, "--json", "--type", kind, *wanted]
+            print(f"$ ansible-doc --type {kind} {' '.join(wanted)}", flush=True)
+            done = subprocess.run(words, env=env, stdout=subprocess.PIPE, check=True)
+            # It exits with 0 as well where it finds nothing.
+            missing = set(wanted) - {name for name, told in json.loads(done.stdout).items() if told}
+            if missing:
+                raise SystemExit(f"ansible-doc shows nothing of {', '.join(sorted(missing))}")
+
 
 def docs(bench: Bench) -> None:
-    """Every module has documentation that ansible-doc can show."""
-    bench.run("ansible-doc", "--json", *(f"sm120patch.fleet.{name}" for name in MODULES))
+    """Every module and role has documentation that ansible-doc can show."""
+    bench.documented(bench.collections)
 
 
 def build(bench: Bench) -> None:
-    """The collection can be packed and installed as Galaxy would have it."""
-    bench.run("ansible-galaxy", "collection", "build", "--output-path", str(bench.home / "built"),
-              "--force")  # fmt: skip
+    """The collection can be packed, and installed from the archive."""
+    built, installed = bench.collections / "built", bench.collections / "installed"
+    bench.run("ansible-galaxy", "collection", "build", "--output-path", str(built))
+    (archive,) = built.iterdir()
+    bench.run("ansible-galaxy", "collection", "install", str(archive), "--offline", "--force",
+              "--collections-path", str(installed))  # fmt: skip
+    bench.documented(installed)
 
 
 def lint(bench: Bench) -> None:
@@ -93,7 +113,7 @@ def sanity(bench: Bench) -> None:
 
 
 def units(bench: Bench) -> None:
-    """The collection's unit tests."""
+    """Its unit tests."""
     bench.run("ansible-test", "units", "--venv", "--python", PYTHON, "--color", "no")
 
 
@@ -121,6 +141,7 @@ def prepared_home(home: Path) -> Iterator[None]:
             (cache / f"get_pip_{version.replace('.', '_')}.py").write_text(BOOTSTRAP)
         settings = home / ".config" / "pip" / "pip.conf"
         settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.touch(mode=0o600)  # an index may be named with a password
         with settings.open("w") as file:
             pip_settings().write(file)
         yield
@@ -161,6 +182,9 @@ def main() -> None:
                         default=Path.home() / ".cache" / "sm120patch" / "ansible-test",
                         help="where ansible-test keeps its environments")  # fmt: skip
     given = parser.parse_args()
+    if sys.version_info < (3, 11):
+        print(f"nothing was checked: ansible-core needs Python 3.11, this is {PYTHON}")
+        return
     home = given.home.absolute()
     with prepared_home(home), tempfile.TemporaryDirectory() as work:
         bench = Bench(Path(work), home)
