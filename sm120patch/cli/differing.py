@@ -65,18 +65,22 @@ def diff(
         output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
     sources = Sources(pristine, shelf_for(output, wheel_dir, offline))
     progress = output.talk if sys.stderr.isatty() else lambda _text: None
-    found = differing.edits(site, files, sources, progress, everything=everything)
-    text = differing.edits_text(found) or "no edit that the ledger does not explain"
-    foreign = [edit for edit in found if not edit.ours]
-    if any(edit.problem.startswith("upstream's content cannot be had") for edit in found):
+    found = differing.differences(site, files, sources, progress, everything=everything)
+    for unknown in found.unknown:
+        output.talk(f"warning: not known: {unknown}")
+    nothing = "" if found.unknown else "no edit that the ledger does not explain"
+    text = differing.edits_text(found.edits) or nothing
+    foreign = [edit for edit in found.edits if not edit.ours]
+    if any(edit.unobtainable for edit in found.edits):
         given = following.command("sm120patch diff --pristine WHEEL", output.given)
         output.talk(f"hint: `{given}` takes upstream's content from a package that you have")
     result = {
         "prefix": str(site.environment.prefix),
         "versions": site.versions,
-        "files": [differing.edit_dict(edit) for edit in found],
+        "files": [differing.edit_dict(edit) for edit in found.edits],
+        "unknown": list(found.unknown),
     }
-    code = ExitCode.FINDINGS if foreign else ExitCode.OK
+    code = ExitCode.FINDINGS if foreign or found.unknown else ExitCode.OK
     output.data(result, text, code)
     return code
 

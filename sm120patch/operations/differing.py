@@ -8,15 +8,15 @@ digest that ledger, RECORD or HEAD name.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120patch.audit.findings import FileState
+from sm120patch.audit.findings import FileState, Kind
 from sm120patch.claims import claimed_files
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import HostError, UsageError
-from sm120patch.model import ABSENT, FileSnapshot, Obstacle, TargetSnapshot
+from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, TargetSnapshot
 from sm120patch.operations import auditing
 from sm120patch.operations.inactive import OBSTACLES, known_as
 from sm120patch.operations.site import Site
@@ -25,6 +25,7 @@ from sm120patch.plan import OwnedFile
 from sm120patch.unified import make_diff
 
 FileKey = tuple[str, str]
+_UNOBTAINABLE = "upstream's content cannot be had"
 MAX_SHOWN = 4 << 20
 """Bytes of a file that is still shown line by line."""
 
@@ -47,15 +48,29 @@ class Edit:
     problem: str = ""
     """Why there is no diff."""
 
+    @property
+    def unobtainable(self) -> bool:
+        """What upstream shipped is known, but nothing at hand holds it."""
+        return self.problem.startswith(_UNOBTAINABLE)
 
-def edits(
+
+@dataclass(frozen=True)
+class Differences:
+    """Answer of `diff`."""
+
+    edits: tuple[Edit, ...]
+    unknown: tuple[str, ...]
+    """What could not be told, in words: without edits, this is not a clean answer either."""
+
+
+def differences(
     site: Site,
     names: Sequence[str],
     sources: Sources,
     progress: Callable[[str], None],
     *,
     everything: bool,
-) -> list[Edit]:
+) -> Differences:
     """Return every file that holds neither upstream's content nor ours, in order of the paths.
 
     `names` restricts it to some files, then the only ones that are read, or folders; `everything`
@@ -64,28 +79,33 @@ def edits(
     places = [_place(site, name) for name in names]
     folders = [(t, p) for t, p in places if (site.environment.installations[t].root / p).is_dir()]
     wanted: dict[str, set[str]] = {}
+    unknown: tuple[str, ...] = ()
     if folders or not places:
-        wanted = _differing(site, progress, folders, everything=everything)
+        wanted, unknown = _differing(site, progress, folders, everything=everything)
     for target, path in places:
         if (target, path) not in folders:
             wanted.setdefault(target, set()).add(path)
     snapshot = take_snapshot(site.environment, wanted, site.store.get, tolerant=True)
-    history, elsewhere = site.history(), claimed_files(site.environment)
-    lost = not site.state.ledger.exists() and site.store.digests()
-    found = []
+    found = _edits(site, snapshot, sources)
+    return Differences(tuple(edit for edit in found if everything or not edit.ours), unknown)
+
+
+def _edits(site: Site, snapshot: Snapshot, sources: Sources) -> Iterator[Edit]:
+    """Judge every file that was read; who else answers for it has the last word."""
+    history, claimed = site.history(), claimed_files(site.environment)
+    gone = () if site.state.ledger.exists() else site.store.digests()
     for target, installed in sorted(snapshot.targets.items()):
-        for path in sorted(installed.files):
+        for path, file in sorted(installed.files.items()):
             owned = history.files.get((target, path))
             known = owned if owned and owned.version == installed.version else None
-            edit = _edit(site, installed, installed.files[path], known, sources)
-            sha256, owner = elsewhere.get((target, path), (None, ""))
-            if edit is not None and lost and edit.diff and installed.files[path].sha256 in lost:
-                edit = replace(edit, detail="the ledger that would tell of it is gone")
-            if edit is not None and sha256 == installed.files[path].sha256:
-                edit = replace(edit, ours=True, detail=f"patched from {owner}")
-            if edit is not None and (everything or not edit.ours):
-                found.append(edit)
-    return found
+            edit = _edit(site, installed, file, known, sources)
+            sha256, owner = claimed.get((target, path), (None, ""))
+            if edit is not None and sha256 == file.sha256:
+                yield replace(edit, ours=True, detail=f"patched from {owner}")
+            elif edit is not None and file.sha256 in gone:
+                yield replace(edit, detail="the ledger that would tell of it is gone")
+            elif edit is not None:
+                yield edit
 
 
 def _place(site: Site, name: str) -> FileKey:
@@ -108,10 +128,10 @@ def _differing(
     folders: Iterable[FileKey],
     *,
     everything: bool,
-) -> dict[str, set[str]]:
+) -> tuple[dict[str, set[str]], tuple[str, ...]]:
     """Files that an audit finds to be not simply upstream's, of the folders where some are named.
 
-    Target -> paths below the import root.
+    Returns target -> paths below the import root, and what the audit could not tell.
     """
     scope = auditing.Scope(env=str(site.environment.prefix))
     report = auditing.audit(scope, site.catalogue, progress)
@@ -121,7 +141,8 @@ def _differing(
             inside = [t == file.target and file.path.startswith(f"{p}/") for t, p in folders]
             if any(inside or [True]) and (everything or file.state is not FileState.OURS):
                 wanted.setdefault(file.target, set()).add(file.path)
-    return wanted
+    unknown = (f for _environment, f in report.all_findings if f.kind is Kind.UNKNOWN)
+    return wanted, tuple(f.detail if f.path == "-" else f"{f.path}: {f.detail}" for f in unknown)
 
 
 def _edit(
@@ -179,12 +200,11 @@ def _against_upstream(
     try:
         looked = sources.look(installed.target, installed.version, file.path, file.pristine_sha256)
     except HostError as error:
-        problem = f"upstream's content cannot be had: {error.message}"
-        return replace(edit, problem=problem)
+        return replace(edit, problem=f"{_UNOBTAINABLE}: {error.message}")
     if looked is None:
         digest = f"sha256 {file.pristine_sha256[:12]}"
         why = f"no package at hand holds what RECORD names ({digest})"
-        return replace(edit, problem=f"upstream's content cannot be had: {why}")
+        return replace(edit, problem=f"{_UNOBTAINABLE}: {why}")
     data, place = looked
     return _shown(replace(edit, base="upstream", source=place), data, file.data)
 

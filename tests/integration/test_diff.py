@@ -118,6 +118,15 @@ def test_what_another_environment_patched_is_no_edit_of_somebody(tmp_path: Path)
     assert checked(run("diff", A, *second)).code == 1
 
 
+def test_what_cannot_be_told_is_not_a_clean_answer(place: Place) -> None:
+    (place.site / "sglang-1.0.dist-info" / "RECORD").unlink()
+    ran = diff(place)
+    assert (ran.code, ran.result["files"]) == (1, [])
+    assert any("holds no RECORD" in said for said in ran.result["unknown"])
+    shown = text(place)
+    assert shown.out == "" and "warning: not known:" in shown.err
+
+
 def test_what_a_lost_ledger_wrote_is_not_called_made_by_hand(place: Place) -> None:
     place.stage("one")
     (place.state / "ledger.sqlite3").unlink()
