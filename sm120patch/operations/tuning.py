@@ -64,7 +64,8 @@ def measure(
 ) -> Record:
     """Run the autotuner of the environment's FlashInfer over `shapes`; minutes, and the GPU.
 
-    Raises NotApplicableError where nothing would read the result, HostError when it cannot be run.
+    Raises NotApplicableError where nothing would read the result or the GPU is not SM120, HostError
+    when it cannot be run.
     """
     environment = discover(locate(env, python, environ), environ)
     request = {
@@ -73,6 +74,13 @@ def measure(
         "json": reads_json(environment),
     }
     answer = _run(environment.python, request, environ, timeout)
+    if "other_gpu" in answer:
+        raise NotApplicableError(
+            f"{answer['other_gpu']}; the NVFP4 tactics that are measured are those of SM120 (12.x):"
+            " nothing was compiled or measured",
+            hint="tune on the SM120 GPU that serves; CUDA_VISIBLE_DEVICES chooses among several",
+            code="other-gpu",
+        )
     if "error" in answer:
         raise HostError(f"{environment.python}: {answer['error']}", hint="tune on the GPU's host")
     return _checked(record.read(json.dumps(answer).encode()), "the autotuner's result")

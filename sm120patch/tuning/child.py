@@ -112,24 +112,29 @@ def tune(request: dict[str, Any], torch: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Tune every layer of argv[1] and write one JSON object."""
-    request = json.loads(sys.argv[1])
-    torch: Any = importlib.import_module("torch")
-    if not torch.cuda.is_available():
-        answer: dict[str, Any] = {"error": "torch finds no CUDA device"}
-    else:
-        found = tune(request, torch)
-        major, minor = torch.cuda.get_device_capability(0)
-        answer = {
-            "schema": 1,
-            "flashinfer": importlib.import_module("flashinfer").__version__,
-            "device": torch.cuda.get_device_name(0),
-            "capability": f"{major}.{minor}",
-            "software": {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)},
-            "shapes": request["shapes"],
-            "max_tokens": request["max_tokens"],
-            **found,
-        }
+    answer = tuned(json.loads(sys.argv[1]), importlib.import_module("torch"))
     sys.stdout.write(BEGIN + json.dumps(answer) + END)
+
+
+def tuned(request: dict[str, Any], torch: Any) -> dict[str, Any]:
+    """Measure where the result can be used; else say why not, before anything is compiled."""
+    if not torch.cuda.is_available():
+        return {"error": "torch finds no CUDA device"}
+    device = torch.cuda.get_device_name(0)
+    major, minor = torch.cuda.get_device_capability(0)
+    if major != 12:
+        return {"other_gpu": f"{device} has compute capability {major}.{minor}"}
+    found = tune(request, torch)
+    return {
+        "schema": 1,
+        "flashinfer": importlib.import_module("flashinfer").__version__,
+        "device": device,
+        "capability": f"{major}.{minor}",
+        "software": {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)},
+        "shapes": request["shapes"],
+        "max_tokens": request["max_tokens"],
+        **found,
+    }
 
 
 if __name__ == "__main__":

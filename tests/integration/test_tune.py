@@ -162,7 +162,7 @@ class version: cuda = "13.0"
 class cuda:
     is_available = staticmethod(lambda: AVAILABLE)
     synchronize = staticmethod(lambda: None)
-    get_device_capability = staticmethod(lambda index: (12, 0))
+    get_device_capability = staticmethod(lambda index: CAPABILITY)
     get_device_name = staticmethod(lambda index: DEVICE)
 """
 AUTOTUNER = """
@@ -217,11 +217,13 @@ def fake_environment(
     sglang: str = "0.5.9",
     *,
     gpu: bool = True,
+    capability: tuple[int, int] = (12, 0),
     autotuner: str = AUTOTUNER,
 ) -> Path:
     """The interfaces that are called, in the shape of the releases; no kernel runs."""
     site = create_venv(prefix)
-    (site / "torch.py").write_text(f"AVAILABLE = {gpu}\nDEVICE = {DEVICE!r}\n{TORCH}")
+    told = f"AVAILABLE = {gpu}\nDEVICE = {DEVICE!r}\nCAPABILITY = {capability!r}\n"
+    (site / "torch.py").write_text(told + TORCH)
     install_fake(site, "sglang", sglang, {"sglang/__init__.py": b""})
     install_fake(
         site,
@@ -287,6 +289,23 @@ def test_without_a_gpu_nothing_is_written(tmp_path: Path) -> None:
     done = run("tune", "my-moe", "--moe", LAYER, "--into", tmp_path / "l", "--env",
                tmp_path / "env")  # fmt: skip
     assert done.code == 10 and "no CUDA device" in done.err and not (tmp_path / "l").exists()
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_on_another_gpu_nothing_is_compiled_or_measured(
+    tmp_path: Path, capability: tuple[int, int]
+) -> None:
+    """On a Hopper GPU FlashInfer compiled until the time ran out, for values of no use there."""
+    site = fake_environment(tmp_path / "env", capability=capability)
+    started = tmp_path / "started"
+    moe = site / "flashinfer" / "fused_moe.py"
+    moe.write_text(f"open({str(started)!r}, 'w').close()\n{moe.read_text()}")
+    done = run("tune", "my-moe", "--moe", LAYER, "--into", tmp_path / "l", "--env",
+               tmp_path / "env", "--output", "json")  # fmt: skip
+    error = done.error
+    assert (done.code, error["code"]) == (4, "other-gpu")
+    assert f"compute capability {capability[0]}.{capability[1]}" in error["message"]
+    assert not started.exists() and not (tmp_path / "l").exists()
 
 
 def test_a_newer_sglang_or_flashinfer_refuses_the_set(tmp_path: Path) -> None:
