@@ -30,7 +30,7 @@ SEEN = (
 )  # fmt: skip
 """What the logs of servers are searched for."""
 LOADS = {
-    "single": {"input_len": 256, "output_len": 128, "concurrency": 1, "prompts": 6, "warmup": 1},
+    "single": {"input_len": 256, "output_len": 128, "concurrency": 1, "prompts": 10, "warmup": 1},
     "c64": {"input_len": 256, "output_len": 128, "concurrency": 64, "prompts": 256, "warmup": 64},
 }
 TINY = {"tiny": {"input_len": 64, "output_len": 16, "concurrency": 8, "prompts": 16, "warmup": 8}}
@@ -62,8 +62,13 @@ def prepare(host: Host) -> None:
     for name in ("fusion", "control"):
         rehearsal.gate(make_environment(host, name))
     rehearsal.write_catalogue(host.catalogue("fusion"))
+    write_null(host, "fusion")
+
+
+def write_null(host: Host, env: str) -> None:
+    """The set that changes a comment, for one of the environments."""
     rehearsal.write_edit(
-        host.catalogue("fusion"), "null", "Change a comment", host.site("fusion"), WORKER,
+        host.catalogue(env), "null", "Change a comment", host.site(env), WORKER,
         lambda text: text.replace(_COMMENT, _COMMENT.replace("forward", "the forward"), 1),
         conditions=f"present = {{ {json.dumps(_COMMENT.replace('forward', 'the forward'))} = 1 }}",
     )  # fmt: skip
@@ -124,7 +129,8 @@ def warm(host: Host, env: str, *, tp: int, gpus: str, port: int, limit: float) -
     with serving(host.run, f"warm-{env}", argv, port, limit, env=host.variables(gpus)) as found:
         if found["ready"]:
             answered = [generate(port, 1, 256, 16), generate(port, 64, 256, 32)]
-            held_gpus(host)
+            if env == "fusion":
+                held_gpus(host)
             host.run.note(f"warm-{env}", answered=answered, lines=matching(found["log"], SEEN))
 
 
@@ -265,10 +271,12 @@ def _within(limit: float, true: Callable[[], bool]) -> bool:
 def null(host: Host, limit: float, blocks: int) -> None:
     """A set that changes a comment, measured like the real one: the noise of this host."""
     host.patcher("null-before", "fusion", "revert", "--all", "--allow-running", limit=60)
+    # Its pairs are a null run: what they tell of the noise is on record for the real set.
     profile = host.profile("null", "fusion", port=30000, tp=2, gpus="0,1", workloads=LOADS,
-                           blocks=blocks, max_time=limit - 40)  # fmt: skip
+                           blocks=blocks, max_time=limit - 40, null_run=False)  # fmt: skip
     host.patcher("null", "fusion", "apply", NULL, "--profile", str(profile), limit=limit)
     read_logs(host, "null")
     look(host, "null", "fusion")
+    host.patcher("null-report", "fusion", "report", limit=60)
     host.patcher("null-revert", "fusion", "revert", "--all", "--allow-running", limit=60)
     host.run.note("null-reverted", differs_from_control=differences(host))

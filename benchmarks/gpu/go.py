@@ -17,10 +17,14 @@ import tarfile
 import time
 from pathlib import Path
 
-PARTS = (
-    "setup", "control", "module", "kernels", "real", "warm", "awake", "drowsy", "bench", "fusion",
-    "return", "trap", "null", "killed", "tune",
+BESIDE = (
+    "setup", "control", "module", "build", "kernels", "real", "tune", "warm", "warm-one", "awake",
+    "drowsy", "bench",
 )  # fmt: skip
+"""Run first, beside one another."""
+ALONE = ("fusion", "return", "trap", "null", "null-one", "killed")
+"""Run then, one after the other, in the order in which they are named."""
+PARTS = (*BESIDE, *ALONE)
 
 
 def start(options: argparse.Namespace) -> int:

@@ -142,7 +142,8 @@ class Host:
         words += ["--cuda-graph-backend-prefill", "disabled"]
         words += ["--cuda-graph-bs-decode", "1", "4", "16", "64"]
         words += ["--mem-fraction-static", str(memory), "--max-total-tokens", "262144"]
-        words += ["--max-running-requests", "64", "--context-length", "4096"]
+        # Enough for the long question of a verification.
+        words += ["--max-running-requests", "64", "--context-length", "16384"]
         # The same question computed in the same way each time, whatever was asked before.
         return [*words, "--disable-radix-cache"] if tp > 1 else words
 
@@ -197,13 +198,17 @@ def _brief(result: Mapping[str, Any]) -> dict[str, Any]:
 # --- setting it up -----------------------------------------------------------------------------
 
 
-def set_up(run: Run, pack: Path, python: str, gpus: int) -> Host:
-    """Unpack everything and make the tool's environment; the environments come one by one."""
+def unpack(run: Run, pack: Path) -> None:
+    """Lay out the directories of the run, and the packages of the pack once."""
     for folder in ("results", "home", "logs"):
         (run.root / folder).mkdir(parents=True, exist_ok=True)
     if not (run.root / "targets").exists():
         with tarfile.open(pack / "site312.tar.xz") as archive:
             archive.extractall(run.root, filter="tar")
+
+
+def describe_places(run: Run, python: str, gpus: int) -> Host:
+    """What stands where; the environments come one by one."""
     torch_site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True, capture_output=True, text=True,
@@ -250,11 +255,18 @@ def make_model(host: Host) -> None:
 
 def compile_shared(host: Host) -> None:
     """Compile bytecode in advance, so that the first start does not pay for it."""
+    _compileall(host, "compileall", host.run.root / "rest", host.targets)
+
+
+def compile_torch(host: Host) -> None:
+    """The same for the packages of the machine, whose image may have left it out."""
+    _compileall(host, "compileall-machine", host.shared[1])
+
+
+def _compileall(host: Host, step: str, *folders: Path) -> None:
     if not host.dry:
-        folders = [str(host.run.root / "rest"), str(host.targets)]
-        host.run.command(
-            "compileall", [host.python, "-m", "compileall", "-q", "-j", "8", *folders], 90
-        )
+        words = [host.python, "-m", "compileall", "-q", "-j", "12", *map(str, folders)]
+        host.run.command(step, words, 90)
 
 
 def describe(host: Host, guard: Mapping[str, Any] | None) -> None:

@@ -151,7 +151,8 @@ def _await(process: subprocess.Popen[bytes], limit: float, stop: signal.Signals)
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables of every process that is started: ours, those of the step, and multicast off."""
-    return {**os.environ, **(extra or {}), **SAFE}
+    ours = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**ours, **(extra or {}), **SAFE}
 
 
 def refuse_multicast(argv: Sequence[str]) -> None:

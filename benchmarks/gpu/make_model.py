@@ -1,7 +1,10 @@
 """Writes a Qwen3-MoE checkpoint of 1 GB with random weights, and a tokenizer trained on the way.
 
-Random, but of a scale that keeps activations alive, so that greedy texts differ between prompts:
-dummy weights answer everything alike and would hide wrong sums. Same seed, same bytes.
+Random, but of a scale that keeps activations alive: dummy weights answer everything alike and
+would hide wrong sums. And as sure of its tokens as a trained model: with random weights alone many
+tokens are about equally probable, greedy texts part by rounding at once, and comparing them says
+nothing. So each token has one that follows it, read off what is left of it after all layers; less
+or more from the layers changes how sure that is. Same seed, same bytes.
 
     python make_model.py DIRECTORY [--layers 8] [--hidden 2048] ...
 """
@@ -15,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 8192
+CONTEXT = 16384
+"""Room for the long question of a verification."""
+SURE = 52.0
+"""Share of the following token in the logits: 0.9 to 0.98 after eight layers."""
 END = "<|end|>"
 SHAPE = {
     "layers": 8, "hidden": 2048, "heads": 32, "kv-heads": 4, "head-dim": 128, "experts": 16,
@@ -60,7 +67,7 @@ def config(shape: Any) -> dict[str, object]:
         "rope_scaling": None,
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "bos_token_id": 0,
@@ -83,7 +90,7 @@ def tokenizer(directory: Path) -> None:
     ))  # fmt: skip
     trained.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": 4096,
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": CONTEXT,
     }))  # fmt: skip
 
 
@@ -106,8 +113,12 @@ def weights(shape: Any) -> None:
     found = {
         "model.embed_tokens.weight": drawn(VOCABULARY, shape.hidden, scale=shape.hidden**0.5),
         "model.norm.weight": ones(shape.hidden),
-        "lm_head.weight": drawn(VOCABULARY, shape.hidden, scale=4.0),
     }
+    following = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))
+    readout = drawn(VOCABULARY, shape.hidden).float()
+    embedded = found["model.embed_tokens.weight"].float()
+    readout[following] += embedded[following.roll(1)] * (SURE / shape.hidden)
+    found["lm_head.weight"] = readout.to(torch.bfloat16)
     for number in range(shape.layers):
         at = f"model.layers.{number}"
         found[f"{at}.input_layernorm.weight"] = ones(shape.hidden)

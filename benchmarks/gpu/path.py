@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import rehearsal
-from fusion import SEEN, WORKER, look, matching, read_logs
+from fusion import LOADS as BOTH
+from fusion import NULL, SEEN, WORKER, look, matching, read_logs, write_null
 from host import Host, make_environment
 from machine import serving
 
@@ -40,14 +42,20 @@ def planted(text: str) -> str:
     return text.replace(PLACE, PLANTED + PLACE)
 
 
-def prepare(host: Host) -> None:
-    """The real environment, two sleepy copies, and the sets for them."""
-    make_environment(host, "real")
+def prepare(host: Host, parts: Sequence[str]) -> None:
+    """The real environment, sleepy copies and one that is only relabelled, as `parts` need them."""
+    if {"real", "tune"} & {*parts}:
+        make_environment(host, "real")
     for name in ("awake", "drowsy"):
+        if name not in parts:
+            continue
         site = make_environment(host, name)
         rehearsal.label(site)
         rehearsal.plant(site, WORKER, planted)
         write_sets(host.catalogue(name), site)
+    if "null-one" in parts:
+        rehearsal.label(make_environment(host, "one"))
+        write_null(host, "one")
 
 
 def write_sets(root: Path, published: Path) -> None:
@@ -78,8 +86,20 @@ def on_real_packages(host: Host) -> None:
     host.patcher("real-audit", "real", "audit", limit=90)
 
 
+def null(host: Host, limit: float, blocks: int, *, opening: bool) -> None:
+    """A set that changes a comment, on one GPU; `opening` starts the baseline once more before."""
+    profile = host.profile("null-one", "one", port=30030, tp=1, gpus="0", workloads=BOTH,
+                           blocks=blocks, max_time=limit - 20, null_run=opening)  # fmt: skip
+    host.patcher("null-one", "one", "apply", NULL, "--profile", str(profile), limit=limit)
+    read_logs(host, "null-one")
+    look(host, "null-one", "one")
+    host.patcher("null-one-report", "one", "report", limit=60)
+    host.patcher("null-one-revert", "one", "revert", "--all", "--allow-running", limit=60)
+    host.patcher("null-one-audit-reverted", "one", "audit", limit=60)
+
+
 def tune(host: Host, limit: float) -> None:
-    """FlashInfer's own autotuner, as far as it gets on this GPU in the time."""
+    """FlashInfer's own autotuner: refused on a GPU that is not SM120, before anything compiles."""
     into = host.run.root / "tuned"
     host.patcher("tune", "real", "tune", "rehearsal-moe", "--moe",
                  "experts=16,hidden=2048,intermediate=512,top-k=4", "--into", str(into),

@@ -30,7 +30,7 @@ _TOLD = (
     "outcome", "verdict", "refused", "engaged", "equal", "exactly_twice", "seconds",
     "build_seconds", "answered", "served", "server_gone", "differs_from_control",
 )  # fmt: skip
-_MEASURED = ("fusion-verify", "null", "trap", "awake", "drowsy")
+_MEASURED = ("fusion-verify", "null", "null-one", "trap", "awake", "drowsy")
 """Steps whose answer holds a verification."""
 _ALWAYS = ("differs_from_control", "findings", "engaged", "compiled")
 """Kept of a step although there is nothing in them: that is what they say."""

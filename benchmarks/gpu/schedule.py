@@ -17,16 +17,29 @@ import fusion
 import kernels
 import path as whole
 from go import PARTS
-from host import Host, compile_shared, describe, make_model, set_up
+from host import (
+    Host,
+    compile_shared,
+    compile_torch,
+    describe,
+    describe_places,
+    make_model,
+    unpack,
+)
 from machine import Background, Run, Sampler, attempt, require_no_multicast
+
+START_TWO, START_ONE = 84.0, 72.0
+"""Seconds from one server start to the next, measuring included, with caches that are warm."""
 
 
 def carry_out(run: Run, pack: Path, python: str, parts: list[str], blocks: int) -> None:
     """All parts in their order; a failed one is noted and the rest goes on."""
     if (run.root / "done").exists():
         (run.root / "done").unlink()
+    files = Background(run, "unpack", lambda: unpack(run, pack))
     guard = None if run.dry else require_no_multicast(run, python)  # raises: then nothing is run
-    host = set_up(run, pack, python, len(guard["devices"]) if guard else 2)
+    files.join(run.left)
+    host = describe_places(run, python, len(guard["devices"]) if guard else 2)
     sampler = None if run.dry else Sampler(run.results / "gpu.csv")
     try:
         describe(host, guard)
@@ -43,11 +56,11 @@ def first(host: Host, parts: list[str]) -> None:
     """Builds and first starts side by side; meanwhile what one GPU can measure for itself."""
     run = host.run
     model = Background(run, "model", lambda: make_model(host))
+    Background(run, "compile-machine", lambda: compile_torch(host))
     attempt(run, "compile", lambda: compile_shared(host))
     if "setup" in parts:
-        for name, part in (("fusion", fusion), ("path", whole), ("kernels", kernels)):
-            attempt(run, f"prepare-{name}", lambda part=part: part.prepare(host))
-    if "module" in parts:
+        attempt(run, "prepare-fusion", lambda: fusion.prepare(host))
+    if {"module", "build"} & {*parts}:
         attempt(run, "stage", lambda: fusion.stage(host, "fusion-stage"))
     beside: list[Background] = []
 
@@ -61,10 +74,18 @@ def first(host: Host, parts: list[str]) -> None:
             attempt(run, name, action)  # one GPU: one after the other
 
     start("module", lambda: fusion.compile_ahead(host, 480))
+    start("build", lambda: fusion.build_module(host, "module-built", 400))
+    if "setup" in parts:
+        attempt(run, "prepare-path", lambda: whole.prepare(host, parts))
+    if "kernels" in parts:
+        attempt(run, "prepare-kernels", lambda: kernels.prepare(host))
     model.join(min(160, run.left))
     start("kernels", lambda: kernels.swap(host, other))
     start("control", lambda: fusion.control_server(host, 31001, 200))
     start("real", lambda: whole.on_real_packages(host))
+    start("tune", lambda: whole.tune(host, 90))
+    start("warm-one", lambda: fusion.warm(
+        host, "one", tp=1, gpus=other, port=31003, limit=260))  # fmt: skip
     # First starts compile for longer than anything else here uses the GPUs.
     start("awake", lambda: whole.verify(host, "awake", "0", 30010, 480))
     start("drowsy", lambda: drowsy(host, parts, other))
@@ -83,21 +104,41 @@ def drowsy(host: Host, parts: list[str], gpu: str) -> None:
 
 
 def second(host: Host, parts: list[str], blocks: int) -> None:
-    """What needs both GPUs for itself, the most wanted first."""
+    """What needs the machine for itself, in the order in which it is named."""
     run = host.run
-    later: list[tuple[str, Callable[[], object]]] = [
-        ("fusion", lambda: fusion.verify(host, min(760, run.left - 60), blocks)),
-        ("fusion", lambda: fusion.look(host, "fusion", "fusion")),
-        ("fusion", lambda: host.patcher("fusion-report", "fusion", "report", limit=60)),
-        ("return", lambda: fusion.revert_and_return(host)),
-        ("trap", lambda: fusion.trap(host, min(260, run.left - 30))),
-        ("null", lambda: fusion.null(host, min(480, run.left - 180), 2)),
-        ("killed", lambda: fusion.killed(host, min(100, run.left - 60))),
-        ("tune", lambda: whole.tune(host, min(90, run.left - 10))),
-    ]
-    for name, action in later:
-        if name in parts:
-            attempt(run, name, action)
+    later: dict[str, Callable[[], object]] = {
+        "fusion": lambda: fused(host, parts, blocks),
+        "return": lambda: fusion.revert_and_return(host),
+        "trap": lambda: fusion.trap(host, min(260, run.left - 30)),
+        "null": lambda: fusion.null(host, min(480, run.left - 180), 2),
+        "null-one": lambda: null_on_one(host),
+        "killed": lambda: fusion.killed(host, min(100, run.left - 60)),
+    }
+    for name in [name for name in parts if name in later]:
+        attempt(run, name, later[name])
+
+
+def fused(host: Host, parts: list[str], blocks: int) -> None:
+    """Verify the fused all-reduce, with as many starts as leave time for what comes after it."""
+    if "null" in parts[: parts.index("fusion")]:
+        fusion.stage(host, "fusion-stage-after-null")
+    reserve = 45 + (4 * START_ONE + 30 if "null-one" in parts else 0)
+    most = affordable(host.run.left - reserve, START_TWO, blocks)
+    fusion.verify(host, min(most * 2 * START_TWO + 120, host.run.left - 60), most)
+    fusion.look(host, "fusion", "fusion")
+    host.patcher("fusion-report", "fusion", "report", limit=60)
+
+
+def null_on_one(host: Host) -> None:
+    """The null set on one GPU, in the time that is left."""
+    left = host.run.left - 25
+    # Two pairs are the least that a set asks for; a start more tells more of the noise.
+    whole.null(host, left, affordable(left, START_ONE, 3), opening=left > 5 * START_ONE)
+
+
+def affordable(seconds: float, start: float, most: int) -> int:
+    """Pairs of server starts for which the time is there, two at the least."""
+    return max(2, min(most, int(seconds // (2 * start))))
 
 
 def main() -> int:
