@@ -98,8 +98,8 @@ def compile_ahead(host: Host, limit: float) -> None:
     """
     if host.dry:
         return
-    profile = host.profile("compile", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
-                           blocks=1, max_time=limit)  # fmt: skip
+    profile = host.profile("compile", "fusion", port=host.port(30000), tp=2, gpus="0,1",
+                           workloads=TINY, blocks=1, max_time=limit)  # fmt: skip
     done = host.patcher("module-compile", "fusion", "verify", SET, "--compile", "--profile",
                         str(profile), "--allow-running", limit=limit)  # fmt: skip
     if done["rc"] != 0:
@@ -166,8 +166,8 @@ def generate(port: int, requests: int, length: int, tokens: int) -> int:
 
 def verify(host: Host, limit: float, blocks: int) -> Any:
     """Measure the staged set against the environment without it."""
-    profile = host.profile("fusion", "fusion", port=30000, tp=2, gpus="0,1", workloads=LOADS,
-                           blocks=blocks, max_time=limit - 40)  # fmt: skip
+    profile = host.profile("fusion", "fusion", port=host.port(30000), tp=2, gpus="0,1",
+                           workloads=LOADS, blocks=blocks, max_time=limit - 40)  # fmt: skip
     answer = host.patcher("fusion-verify", "fusion", "verify", SET, "--profile", str(profile),
                           limit=limit)  # fmt: skip
     read_logs(host, "fusion")
@@ -223,8 +223,9 @@ def trap(host: Host, limit: float) -> None:
     """The option on, cuda-tile missing: the server serves, the feature does not run."""
     tile = host.run.root / "rest" / "cuda" / "tile"
     away = tile.with_name("tile.away")
-    profile = host.profile("trap", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
-                           blocks=1, max_time=limit - 30, null_run=False)  # fmt: skip
+    profile = host.profile("trap", "fusion", port=host.port(30000), tp=2, gpus="0,1",
+                           workloads=TINY, blocks=1, max_time=limit - 30,
+                           null_run=False)  # fmt: skip
     host.patcher("trap-before", "fusion", "revert", "--all", "--allow-running", limit=60)
     tile.rename(away)
     try:
@@ -238,19 +239,21 @@ def trap(host: Host, limit: float) -> None:
 def killed(host: Host, limit: float) -> None:
     """Kill sm120patch without warning while its server runs: who ends the server, who recovers?"""
     host.patcher("killed-before", "fusion", "revert", "--all", "--allow-running", limit=60)
-    profile = host.profile("killed", "fusion", port=30000, tp=2, gpus="0,1", workloads=TINY,
-                           blocks=1, max_time=limit, null_run=False)  # fmt: skip
+    port = host.port(30000)
+    profile = host.profile("killed", "fusion", port=port, tp=2, gpus="0,1", workloads=TINY,
+                           blocks=1, max_time=limit,
+                           null_run=False)  # fmt: skip
     argv = [str(host.tool / "bin" / "sm120patch"), "apply", NULL, "--profile", str(profile),
             "--env", str(host.prefix("fusion")), "--extra-catalogue",
             str(host.catalogue("fusion")), *(["--gpu", "9.0"] if host.dry else [])]  # fmt: skip
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, start_new_session=True,
                                env=environment({"HOME": str(host.home)}))  # fmt: skip
-    served = _within(limit, lambda: answers(30000) or process.poll() is not None)
+    served = _within(limit, lambda: answers(port) or process.poll() is not None)
     process.kill()
     process.wait()
     began = time.monotonic()
-    gone = _within(60, lambda: not answers(30000))
+    gone = _within(60, lambda: not answers(port))
     host.run.note("killed", served=served, server_gone=gone,
                   seconds=round(time.monotonic() - began, 1))  # fmt: skip
     host.patcher("killed-status", "fusion", "status", limit=40)
@@ -272,8 +275,9 @@ def null(host: Host, limit: float, blocks: int) -> None:
     """A set that changes a comment, measured like the real one: the noise of this host."""
     host.patcher("null-before", "fusion", "revert", "--all", "--allow-running", limit=60)
     # Its pairs are a null run: what they tell of the noise is on record for the real set.
-    profile = host.profile("null", "fusion", port=30000, tp=2, gpus="0,1", workloads=LOADS,
-                           blocks=blocks, max_time=limit - 40, null_run=False)  # fmt: skip
+    profile = host.profile("null", "fusion", port=host.port(30000), tp=2, gpus="0,1",
+                           workloads=LOADS, blocks=blocks, max_time=limit - 40,
+                           null_run=False)  # fmt: skip
     host.patcher("null", "fusion", "apply", NULL, "--profile", str(profile), limit=limit)
     read_logs(host, "null")
     look(host, "null", "fusion")

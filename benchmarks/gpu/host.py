@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -73,6 +74,15 @@ class Host:
     def exe(self, name: str) -> str:
         """Its interpreter."""
         return str(self.prefix(name) / "bin" / "python")
+
+    def port(self, wanted: int) -> int:
+        """Port of a server: the wanted one on a machine of our own, any free one elsewhere."""
+        if not self.dry:
+            return wanted
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            number: int = found.getsockname()[1]
+        return number
 
     # --- sm120patch ----------------------------------------------------------------------------
 

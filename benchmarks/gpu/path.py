@@ -88,8 +88,9 @@ def on_real_packages(host: Host) -> None:
 
 def null(host: Host, limit: float, blocks: int, *, opening: bool) -> None:
     """A set that changes a comment, on one GPU; `opening` starts the baseline once more before."""
-    profile = host.profile("null-one", "one", port=30030, tp=1, gpus="0", workloads=BOTH,
-                           blocks=blocks, max_time=limit - 20, null_run=opening)  # fmt: skip
+    profile = host.profile("null-one", "one", port=host.port(30030), tp=1, gpus="0",
+                           workloads=BOTH, blocks=blocks, max_time=limit - 20,
+                           null_run=opening)  # fmt: skip
     host.patcher("null-one", "one", "apply", NULL, "--profile", str(profile), limit=limit)
     read_logs(host, "null-one")
     look(host, "null-one", "one")
@@ -109,7 +110,8 @@ def tune(host: Host, limit: float) -> None:
 def verify(host: Host, name: str, gpu: str, port: int, limit: float) -> None:
     """Measure a set that saves time, or one that takes it, with the native generator."""
     profile = host.profile(name, name, port=port, tp=1, gpus=gpu, workloads=LOADS, blocks=2,
-                           max_time=limit - 20, null_run=False)  # fmt: skip
+                           max_time=limit - 20,
+                           null_run=False)  # fmt: skip
     host.patcher(name, name, "apply", f"rehearsal-{name}", "--profile", str(profile),
                  "--allow-running", limit=limit)  # fmt: skip
     read_logs(host, name)
