@@ -182,8 +182,11 @@ def look(host: Host, stem: str, env: str) -> None:
 
 
 def read_logs(host: Host, profile: str) -> None:
-    """What the servers of a verification said about the feature, start by start."""
+    """What the servers of the last verification said about the feature, start by start."""
+    began = (host.run.root / f"{profile}.toml").stat().st_mtime
     for log in sorted((host.run.root / "logs").glob(f"{profile}.*.log")):
+        if log.stat().st_mtime < began:
+            continue  # of an earlier run
         host.run.note(f"log {log.name}", lines=matching(log, SEEN))
 
 

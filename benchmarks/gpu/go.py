@@ -38,7 +38,9 @@ def start(options: argparse.Namespace) -> int:
     command = [str(tool / "bin" / "python"), str(Path(__file__).with_name("schedule.py")),
                str(options.pack.resolve()), str(root.resolve()), "--seconds", str(options.seconds),
                "--python", options.python or sys.executable, "--parts", *options.parts]  # fmt: skip
-    command += ["--blocks", str(options.blocks), *(["--dry"] if options.dry else [])]
+    command += ["--blocks", str(options.blocks), "--longer", str(options.longer)]
+    command += [] if options.margin is None else ["--margin", str(options.margin)]
+    command += ["--dry"] if options.dry else []
     with (root / "go.log").open("ab") as log:
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                          start_new_session=True)  # fmt: skip
@@ -95,6 +97,8 @@ def main() -> int:
     one.add_argument("--seconds", type=float, default=1500)
     one.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     one.add_argument("--blocks", type=int, default=4, help="most server starts an arm, fusion")
+    one.add_argument("--margin", type=float, help="share of throughput a set may cost")
+    one.add_argument("--longer", type=float, default=1.0, help="times the requests of a repeat")
     one.add_argument("--python", help="interpreter of the environments (default: this one)")
     one.add_argument("--tool", type=Path, help="environment that has sm120patch already")
     one.add_argument("--dry", action="store_true", help="the simulated host instead of a GPU")

@@ -115,7 +115,7 @@ class Host:
                                 stop=signal.SIGINT, keep=False)  # fmt: skip
         try:
             answer: dict[str, Any] = json.loads(done["output"])
-            (self.run.results / f"{step}.json").write_text(json.dumps(answer, indent=1))
+            self.run.answer_file(step).write_text(json.dumps(answer, indent=1))
         except ValueError:
             answer = {}
         result = answer.get("result") or {}
@@ -189,8 +189,10 @@ class Host:
                  "[server.env]"]  # fmt: skip
         lines += [f"{k} = {json.dumps(v)}" for k, v in self.variables(gpus).items() if k != "HOME"]
         for workload, values in workloads.items():
-            lines += [f"[workload.{workload}]", *(f"{k} = {v}" for k, v in values.items())]
+            asked = {**values, "prompts": int(values["prompts"] * self.run.longer)}
+            lines += [f"[workload.{workload}]", *(f"{k} = {v}" for k, v in asked.items())]
         lines += ["[verify]", f"blocks = {blocks}", f"max_time = {int(max_time)}"]
+        lines += [] if self.run.margin is None else [f"margin = {self.run.margin}"]
         lines += [] if null_run is None else [f"null_run = {str(null_run).lower()}"]
         path.write_text("\n".join(lines) + "\n")
         return path

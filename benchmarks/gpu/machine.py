@@ -39,6 +39,10 @@ class Run:
     """From `began`: nothing is started that has no time left, nothing runs longer."""
     dry: bool = False
     """No GPU here: the simulated host stands in for the server."""
+    margin: float | None = None
+    """Share of throughput that a set may cost; None: as the set says."""
+    longer: float = 1.0
+    """Times the requests of a repeat."""
     began: float = field(default_factory=time.monotonic)
     steps: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -53,6 +57,10 @@ class Run:
             return
         self.steps, self.facts = past["steps"], past["facts"]
         self.number = max((step["run"] for step in self.steps), default=0) + 1
+
+    def answer_file(self, name: str) -> Path:
+        """Where the answer of a step is kept; a later run keeps what the earlier ones measured."""
+        return self.results / (f"{name}.json" if self.number == 1 else f"{name}-{self.number}.json")
 
     @property
     def left(self) -> float:
@@ -264,7 +272,7 @@ def matching(path: Path, words: Sequence[str], most: int = 40) -> list[str]:
 
 
 class Sampler:
-    """Clocks, power and temperature of all GPUs, once a second, into a CSV file."""
+    """Clocks, power and temperature of all GPUs, once a second, added to a CSV file."""
 
     FIELDS = (
         "timestamp", "index", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu",
@@ -273,7 +281,7 @@ class Sampler:
 
     def __init__(self, path: Path) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(OSError), path.open("wb") as stream:
+        with contextlib.suppress(OSError), path.open("ab") as stream:
             self._process = subprocess.Popen(
                 ["nvidia-smi", f"--query-gpu={','.join(self.FIELDS)}",
                  "--format=csv,noheader,nounits", "-l", "1"],

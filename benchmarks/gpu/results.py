@@ -48,11 +48,7 @@ def keep(archive: Path) -> dict[str, Any]:
         files = {m.name: tar.extractfile(m) for m in tar if m.isfile()}
         texts = {name: stream.read() for name, stream in files.items() if stream is not None}
     run = json.loads(texts["results/run.json"])
-    answers = {
-        name: json.loads(texts[f"results/{name}.json"])
-        for name in _MEASURED
-        if f"results/{name}.json" in texts
-    }
+    answers = {name: json.loads(texts[f"results/{name}.json"]) for name in _measured(texts)}
     found: dict[str, Any] = {
         "note": "Hopper GPUs, copies of the packages: a rehearsal. Nothing here is about SM120.",
         "dry": run["dry"],
@@ -66,9 +62,19 @@ def keep(archive: Path) -> dict[str, Any]:
     return scrubbed
 
 
+def _measured(texts: Mapping[str, bytes]) -> list[str]:
+    """Steps whose answers are there, run by run: those of a later run have its number."""
+    wanted = re.compile(rf"results/(({'|'.join(_MEASURED)})(?:-(\d+))?)\.json")
+    found = [match for name in texts if (match := wanted.fullmatch(name))]
+    found.sort(key=lambda match: (int(match[3] or 1), _MEASURED.index(match[2])))
+    return [match[1] for match in found]
+
+
 def _scrubbed(text: str) -> str:
     """Leave out what names a board or a place on the machine."""
     text = re.sub(r"GPU-[0-9a-f]{8}-[0-9a-f-]{27}", "GPU-...", text)
+    text = re.sub(r"/opt/[\w./-]+/(?=python3[\s\"])", "", text)
+    text = re.sub(r"/opt/[\w.-]+/[\w./-]*(?=/site-packages)", "$PYTHON", text)
     return re.sub(r"/tmp/[\w.-]+(?:/run)?", "$RUN", text)
 
 
@@ -115,7 +121,8 @@ def _verification(answer: Mapping[str, Any]) -> dict[str, Any] | None:
     kept = {name: found.get(name) for name in wanted}
     kept["outcome"] = answer["result"].get("outcome")
     kept["correctness"] = {
-        key: (found.get("correctness") or {}).get(key) for key in ("comparable", "faults")
+        key: (found.get("correctness") or {}).get(key)
+        for key in ("comparable", "faults", "agreement", "not_examined")
     }
     kept["answers"] = {
         arm: [a["text"][:80] for a in listed[:4]]
@@ -290,7 +297,8 @@ def _measurement(step: str, found: Mapping[str, Any]) -> list[str]:
     lines += [f"- {reason}" for reason in found["reasons"] or ()]
     lines += [f"- advice: {found['advice']}"] if found.get("advice") else []
     faults = (found["correctness"] or {}).get("faults") or []
-    lines += [f"- answers: {'; '.join(faults) or 'nothing against the patched server'}", ""]
+    said = "; ".join(faults) or "nothing against the patched server"
+    lines += [f"- answers: {said}{_agreed(found['correctness'] or {})}", ""]
     rows = []
     for number, start in enumerate(found["starts"], 1):
         for workload, repeats in start["repeats"].items():
@@ -304,6 +312,18 @@ def _measurement(step: str, found: Mapping[str, Any]) -> list[str]:
     head = ("start", "ready s", "workload", "repeat", "tok/s", "TTFT ms", "TPOT ms", "p99 TPOT",
             "failed")  # fmt: skip
     return [*lines, *(_table(head, rows) if rows else [])]
+
+
+def _agreed(correctness: Mapping[str, Any]) -> str:
+    """How many tokens were alike, and how far apart their log-probabilities were."""
+    probes = (correctness.get("agreement") or {}).values()
+    known = [p for p in probes if p.get("settled") is not None]  # kept since the rule knows it
+    if not known:
+        return ""
+    tokens, agreed = (sum(p[name] for p in known) for name in ("tokens", "agreed"))
+    far = max((p["worst_logprob_difference"] or 0.0 for p in known), default=0.0)
+    return (f"; {agreed} of {tokens} tokens of {len(known)} questions are the baseline's,"
+            f" log-probabilities at most {far:.3f} apart")  # fmt: skip
 
 
 def _kernels(run: Mapping[str, Any]) -> list[str]:

@@ -116,3 +116,22 @@ def test_the_committed_document_is_made_from_the_committed_numbers(results: Modu
         assert not run["dry"]
         kinds = {found["kind"] for found in run["verifications"].values()}
         assert kinds <= {"rehearsal"}, "evidence from a copy is never real"
+
+
+def test_answers_of_later_runs_come_after_those_of_the_first(results: ModuleType) -> None:
+    names = ("trap-3", "fusion-verify-2", "null-one", "null", "fusion-verify", "fusion-report-2",
+             "null-status")  # fmt: skip
+    found = results._measured({f"results/{name}.json": b"" for name in names})
+    assert found == ["fusion-verify", "null", "null-one", "fusion-verify-2", "trap-3"]
+
+
+def test_the_document_tells_how_far_apart_the_answers_were(results: ModuleType) -> None:
+    probe = {"tokens": 8, "agreed": 6, "settled": 8, "worst_logprob_difference": 0.0293}
+    told = results._agreed({"agreement": {"count": probe, "copy": {**probe, "agreed": 8}}})
+    assert "14 of 16 tokens of 2 questions" in told and "at most 0.029 apart" in told
+    assert results._agreed({"agreement": {}}) == "", "runs of before have kept none of it"
+
+
+def test_no_place_on_the_machine_is_kept(results: ModuleType) -> None:
+    text = "/opt/t/bin/python3 -m x /opt/t/lib/python3.12/site-packages /tmp/g/run"
+    assert results._scrubbed(text) == "python3 -m x $PYTHON/site-packages $RUN"
