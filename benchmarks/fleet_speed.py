@@ -145,8 +145,8 @@ def direct(work: Path, host: Host, count: int) -> list[str]:
 
 def audits(work: Path, host: Host, environ: dict[str, str]) -> list[str]:
     lines = [
-        "| nodes | playbook | a node | CPU a node | peak of a process | alone | playbook / alone |",
-        "|---|---|---|---|---|---|---|",
+        "| nodes | playbook | a node | CPU a node | largest process | alone | CPU a node | ratio |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for count in NODES:
         inventory = write_inventory(work, host, count)
@@ -160,7 +160,8 @@ def audits(work: Path, host: Host, environ: dict[str, str]) -> list[str]:
         lines.append(
             f"| {count} | {with_ansible.wall:.1f} s | {with_ansible.wall / count:.2f} s"
             f" | {with_ansible.cpu / count:.2f} s | {with_ansible.peak / 2**20:.0f} MiB"
-            f" | {alone.wall:.1f} s | {with_ansible.wall / alone.wall:.2f} |"
+            f" | {alone.wall:.1f} s | {alone.cpu / count:.2f} s"
+            f" | {with_ansible.cpu / alone.cpu:.2f} |"
         )
         sys.stderr.write(lines[-1] + "\n")
     return lines
@@ -223,7 +224,8 @@ One run of the collection's audit playbook, {FORKS} nodes at a time (Ansible's d
 `environment_info` with doctor, history and caches, `audit_info`, and one file of facts a node. All
 nodes are environments on one machine with local connections, and share its processors: real nodes
 work at the same time, each for itself, so there only the controller's share grows. The peer runs
-the same commands alone on the same environments, {FORKS} at a time, from a shell.
+the same commands alone on the same environments, {FORKS} at a time, from a shell; the ratio is that
+of the CPU times.
 
 {chr(10).join(audited)}
 

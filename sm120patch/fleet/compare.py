@@ -73,10 +73,10 @@ def compare(one: NodeFacts, other: NodeFacts) -> Comparison:
 def _speeds(
     one: Measurement | None, other: Measurement | None
 ) -> tuple[tuple[Speed, ...], tuple[str, ...]]:
+    if one is None and other is None:
+        return (), ("neither node has a measurement with figures",)
     if one is None or other is None:
-        which = "neither node" if one is other else "one of the nodes"
-        return (), (f"{which} has a measurement with figures" if one is other else
-                    f"{which} has no measurement with figures",)  # fmt: skip
+        return (), ("one of the nodes has no measurement with figures",)
     if one.kind != other.kind:
         return (), (f"one measurement is {one.kind}, the other {other.kind}",)
     theirs = {level.workload: level for level in other.levels}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sm120patch.fleet.node import Details, Measurement, NodeFacts
+from sm120patch.fleet.node import Details, Measurement, NodeFacts, SetFacts
+from sm120patch.model import State
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,63 @@ def reasons(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
     yield from _of_launch(mine.measurement, theirs.measurement)
 
 
+_ON_DISK = frozenset({State.APPLIED.value, State.STAGED.value, "by-hand"})
+"""States in which the whole of a set is on disk."""
+
+
 def _of_sets(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
+    """States, contents, selections and verdicts; sets that differ alike are told together."""
+    alike: dict[tuple[int, str, tuple[str, str], str, str], list[str]] = {}
     for name in sorted({*one.sets, *other.sets}):
-        a, b = one.sets.get(name), other.sets.get(name)
-        states = [s.label if s is not None else "not in its catalogue" for s in (a, b)]
-        quiet = all(s is None or s.is_quiet for s in (a, b))
-        if states[0] != states[1] and not quiet:
-            on = [s is not None and s.state == "applied" for s in (a, b)]
-            slower = "" if on[0] == on[1] else one.name if on[1] else other.name
-            why = f"the patched code does not count as applied on {slower}" if slower else ""
-            yield Reason(10, f"state of {name}", (states[0], states[1]), slower, why)
-        elif a is not None and b is not None and not quiet:
-            if a.digest != b.digest:
-                yield Reason(20, f"contents of {name}", (a.digest[:12], b.digest[:12]))
-            if a.verdict != b.verdict:
-                yield Reason(60, f"verdict of {name}", (a.verdict or "none", b.verdict or "none"))
-            if a.selected != b.selected:
-                shown = [", ".join(s.selected) or "none" for s in (a, b)]
-                yield Reason(21, f"optional changes of {name}", (shown[0], shown[1]))
+        for rank, words, values, slower, why in _of_set(one, other, name):
+            alike.setdefault((rank, words, values, slower, why), []).append(name)
+    for (rank, words, values, slower, why), names in alike.items():
+        yield Reason(rank, f"{words} of {', '.join(names)}", values, slower, why)
+
+
+def _of_set(
+    one: NodeFacts, other: NodeFacts, name: str
+) -> Iterator[tuple[int, str, tuple[str, str], str, str]]:
+    """Rank, words, values, the slower node, and why."""
+    a, b = one.sets.get(name), other.sets.get(name)
+    labels = tuple(s.label if s is not None else "not in its catalogue" for s in (a, b))
+    if all(s is None or s.is_quiet for s in (a, b)):
+        return
+    if labels[0] != labels[1]:
+        yield _state(one, other, (labels[0], labels[1]), same=_same_contents(one, other, a, b))
+        return
+    if a is None or b is None:
+        return
+    if a.digest != b.digest:
+        yield 20, "contents", (a.digest[:12], b.digest[:12]), "", ""
+    if a.selected != b.selected:
+        shown = [", ".join(s.selected) or "none" for s in (a, b)]
+        yield 21, "optional changes", (shown[0], shown[1]), "", ""
+    if a.verdict != b.verdict:
+        yield 60, "verdict", (a.verdict or "none", b.verdict or "none"), "", ""
+
+
+def _same_contents(
+    one: NodeFacts, other: NodeFacts, a: SetFacts | None, b: SetFacts | None
+) -> bool:
+    """The files of a set are alike; one that only bundles others has none, all code answers."""
+    if any(s is None or s.state not in _ON_DISK for s in (a, b)):
+        return False
+    digests = [s.digest if s is not None else "" for s in (a, b)]
+    if any(digests):
+        return digests[0] == digests[1]
+    return bool(one.code) and one.code == other.code
+
+
+def _state(
+    one: NodeFacts, other: NodeFacts, labels: tuple[str, str], *, same: bool
+) -> tuple[int, str, tuple[str, str], str, str]:
+    if same:
+        return 55, "state", labels, "", "the same contents: only what is known of them differs"
+    on = [label.startswith("applied") for label in labels]
+    slower = "" if on[0] == on[1] else one.name if on[1] else other.name
+    why = f"{slower} does not hold the patched code as it was verified" if slower else ""
+    return 10, "state", labels, slower, why
 
 
 def _of_code(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:

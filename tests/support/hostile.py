@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 import unicodedata
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,13 @@ from sm120patch.caches.ninja import read_build_file, read_deps_log
 from sm120patch.environment.records import read_record, safe_relative
 from sm120patch.errors import CatalogueError, ConflictError, RecoveryNeededError, Sm120PatchError
 from sm120patch.evidence import Event
+from sm120patch.fleet.answers import fleet_dict
+from sm120patch.fleet.compare import compare
+from sm120patch.fleet.expected import inventory_of, names_of
+from sm120patch.fleet.overview import overview
+from sm120patch.fleet.parsing import Reading
+from sm120patch.fleet.parsing import parse as parse_facts
+from sm120patch.fleet.tables import comparison_text, fleet_text
 from sm120patch.host import nvml
 from sm120patch.journal import read_journal
 from sm120patch.ledger import open_ledger, read_ledger
@@ -26,6 +34,7 @@ from sm120patch.plan import ActiveSet, History, OwnedFile, Role
 from sm120patch.unified import apply, faults, make_diff
 from sm120patch.verify.profile import parse as parse_profile
 from tests.support.catalogue import A_TEXT, A, write_catalogue
+from tests.support.facts import small
 
 Target = Callable[[bytes], None]
 
@@ -158,9 +167,22 @@ def driver(data: bytes) -> None:
         terminal(gpu["name"].encode("utf-8", "surrogateescape"))
 
 
+def facts(data: bytes) -> None:
+    """Facts of a node: known only where they say enough, and shown without a way out."""
+    how = Reading(datetime(2026, 11, 30, tzinfo=timezone.utc), timedelta(days=1), deep=True)
+    node = parse_facts(data, "n.json", "gpu-01", how)
+    names_of(data), inventory_of(data)
+    fleet = overview([node])
+    assert bool(node.unknown) == bool(fleet.unknown)
+    assert len(json.dumps(fleet_dict(fleet))) < 1 << 20
+    terminal(fleet_text(fleet, how.now).encode("utf-8", "surrogateescape"))
+    terminal(comparison_text(compare(node, node)).encode("utf-8", "surrogateescape"))
+
+
 TARGETS: dict[str, Target] = {
     "diff": diff,
     "driver": driver,
+    "facts": facts,
     "journal": journal,
     "ledger": ledger,
     "manifest": manifest,
@@ -190,6 +212,7 @@ def seeds(name: str) -> list[bytes]:
         "ninja": [b"# ninjadeps\n\x04\0\0\0", b"rule r\n command = c $in\nbuild a.o: r b.cu | c\n"],
         "path": [b"pkg/a.py", b"../x", b"/etc/passwd", b"pkg/out/x", b"a\0b"],
         "terminal": [b"\x1b]0;title\x07\x1b[2Jname", "\u202eevil\u200b\x9b31m".encode()],
+        "facts": [json.dumps(small(now=datetime(2026, 11, 30, tzinfo=timezone.utc))).encode()],
         "driver": [b"NVIDIA RTX PRO 6000 Blackwell", b"\x1b[31m\xff\xfe"],
     }
     return known[name]

@@ -241,6 +241,30 @@ def test_every_kind_of_difference_is_named(change: Change, matter: str, against:
     assert back.values == reason.values[::-1] and back.slower == against
 
 
+def test_a_state_with_the_same_contents_makes_nothing_slower():
+    def staged(facts: Facts) -> None:
+        set_of(facts, "one").update(state="staged", counts=False, evidence=None)
+
+    found = pair(staged, finding("foreign"), level=900.0)
+    (reason,) = (r for r in found.reasons if r.matter == "state of one")
+    assert reason.slower == "" and "only what is known of them differs" in reason.why
+    assert matters(found) == ["foreign", "state of one"]
+
+
+def test_sets_that_differ_alike_are_told_together():
+    def kernel(verdict: str) -> Change:
+        def change(facts: Facts) -> None:
+            entry = {**copy.deepcopy(set_of(facts, "one")), "id": "kernel"}
+            result(facts, "status")["sets"].append(entry)
+            for name in ("one", "kernel"):
+                set_of(facts, name)["evidence"]["verdict"] = verdict
+
+        return change
+
+    found = compare(node("a", 1.0, kernel("improved")), node("b", 1.0, kernel("no-regression")))
+    assert matters(found) == ["verdict of kernel, one"]
+
+
 def test_modules_that_are_not_compiled_are_a_reason():
     one, other = node("a", 1000.0, module("patched")), node("b", 900.0, module("nothing"))
     found = compare(one, other)
@@ -264,7 +288,7 @@ def test_the_most_probable_reason_comes_first_and_those_against_the_slower_node_
     found = pair(*faults, level=800.0)
     assert matters(found)[:2] == ["state of one", "SM clock under load"]
     assert matters(found)[-1] == "driver"
-    assert "most probable: state of one (the patched code does not count" in everything(found)
+    assert "most probable: state of one (b does not hold the patched code" in everything(found)
     # The faults are on the faster node now: they come last, and are not called the reason.
     one, other = check("warning", "x8"), check("ok", "x16")
     slower = compare(node("a", 500.0, one), node("b", 1000.0, *faults, other))
