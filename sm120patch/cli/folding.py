@@ -12,7 +12,9 @@ _LEAST = 40
 """Columns below which folding would leave nothing readable."""
 _DEEP = 4
 """Blanks before a word that has no room below its column."""
-_TO_COPY = re.compile(r"\s*(next|baseline|patched|variant|.*server( is started)? with):|\s*[$|#] ")
+_TO_COPY = re.compile(
+    r"\s*(next:|(baseline|patched|variant|asked for)(:|  )|.*server( is started)? with:|[$|#] )"
+)
 """Lines that are copied as a whole, or that belong to a Markdown table."""
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 _WORD = re.compile(r"(?:[^\s`]|`[^`]*`)+")

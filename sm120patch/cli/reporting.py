@@ -71,8 +71,10 @@ def _text(subject: Subject) -> str:
     lines += [f"  {page.outcome}"] if page.outcome else []
     lines += [f"  {workload.name}: {workload.words}" for workload in page.workloads]
     lines += [f"  fault: {fault}" for fault in page.faults]
-    rows = [*page.facts, *page.versions, *page.host, *page.commands]
-    rows += [(f"changed {file.title}", file.digests) for file in page.files]
+    # One blank between words: what stands behind more is a column of its own on a terminal.
+    rows = [(label, " ".join(value.split())) for label, value in page.facts]
+    rows += [*page.versions, *page.host, *page.commands]
+    rows += [("changed", f"{' '.join(f.title.split())}: {f.digests}") for f in page.files]
     return "\n".join([*lines, table(rows)])
 
 

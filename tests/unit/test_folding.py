@@ -57,6 +57,8 @@ def test_commands_and_paths_are_never_broken() -> None:
     assert command in folded
     following = "next: sm120patch verify fusion --env /a/long/prefix --profile /another/long/path"
     assert fold(following, 60) == following
+    for label in ("baseline: ", "patched            ", "asked for          "):
+        assert fold(f"{label}python -m server {'--option value ' * 9}", 60).count("\n") == 0
     path = "/" + "x" * 90
     assert path in fold(f"not looked into: {path}: permission denied", 60).split()[3]
 
