@@ -66,7 +66,7 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: sglang.states.values() | intersect(unwanted) | length == 0
   vars:
-    unwanted: [staged, drifted, lost, interrupted]
+    unwanted: [staged, edited, drifted, lost, interrupted, unknown]
 
 - name: Everything that a report of the fleet needs
   sm120patch.fleet.environment_info:
