@@ -77,7 +77,8 @@ def test_what_was_measured_of_a_rejected_set_can_be_read_afterwards(host: Host) 
 @pytest.mark.slow
 def test_a_rejection_outlives_an_interrupted_second_try(host: Host) -> None:
     assert apply(host, BAD).code == 8
-    running = host.start("apply", "fusion", "--profile", host.profile(BAD, verify=QUICK))
+    again = ("apply", "fusion", "--yes", "--profile", host.profile(BAD, verify=QUICK))
+    running = host.start(*again)
     running.wait_said("baseline: ready")
     running.send(signal.SIGINT)
     assert running.finish().code == 130
