@@ -90,7 +90,8 @@ options:
     default: false
   allow_known_harm:
     description:
-      - Measure what is known to do harm on a host like this one.
+      - Measure what is known to do harm on a host like this one, or what this node has rejected
+        before with the same content and profile.
     type: bool
     default: false
   compile:
