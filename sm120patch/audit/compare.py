@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from sm120patch.audit import gittree, ignored
@@ -54,16 +55,21 @@ class Comparison(NamedTuple):
 
 def compare(means: Means, copy: Copy, asked: Collection[str]) -> Comparison:
     """Compare the copy; `asked` are paths whose digests the caller wants whatever they hold."""
+    return begin(means, copy, asked)()
+
+
+def begin(means: Means, copy: Copy, asked: Collection[str]) -> Callable[[], Comparison]:
+    """List the copy and begin to hash its files; what is returned waits for them and compares."""
     started = now_ns()
     listing = list_package(means.tree, copy.root, copy.package)
     if copy.kind == "editable":
-        return _checkout(means, copy, asked, listing, started)
+        return partial(_checkout, means, copy, asked, listing, started)
     if copy.record is None:
         reason = f"{copy.metadata} holds no RECORD: upstream's content is unknown"
-        return _unknown(means, copy, asked, listing, reason)
+        return partial(_unknown, means, copy, asked, listing, reason)
     data = means.tree.read(copy.record, _MAX_RECORD)
     if data is None:
-        return _unknown(means, copy, asked, listing, f"{copy.record} cannot be read")
+        return partial(_unknown, means, copy, asked, listing, f"{copy.record} cannot be read")
     return _wheel(means, copy, asked, listing, data, started)
 
 
@@ -79,9 +85,28 @@ def _unknown(
 # --- wheels ------------------------------------------------------------------------------------
 
 
+class _Wheel(NamedTuple):
+    """A copy with a RECORD whose files are being hashed."""
+
+    means: Means
+    copy: Copy
+    asked: Collection[str]
+    listing: Listing
+    record: bytes
+    basis: str
+    """Digest of RECORD."""
+    place: str
+    """Name in the stat cache."""
+    started: int
+    known: Mapping[int, Digest]
+    """Digests that the stat cache had."""
+    hashed: Callable[[], dict[int, Digest]]
+    """Waits for those of the files of the package."""
+
+
 def _wheel(
     means: Means, copy: Copy, asked: Collection[str], listing: Listing, data: bytes, started: int
-) -> Comparison:
+) -> Callable[[], Comparison]:
     assert copy.record is not None
     basis = hashlib.sha256(data).hexdigest()
     place = f"{means.tree.root}:{copy.root}:{copy.target}"
@@ -92,31 +117,48 @@ def _wheel(
         if cached.same(whole):
             digests = {i: cached.digest(i) for _path, i in _places(whole.paths, asked)}
             found = cached.differences
-            return _comparison(copy.record, whole, digests, asked, found, (), cached.compared)
-    text = data.decode("utf-8", "surrogateescape")
+            same = _comparison(copy.record, whole, digests, asked, found, (), cached.compared)
+            return lambda: same
+    known = {} if cached is None else cached.known(listing, blobs=False)
+    inside = f"{copy.package}/"
+    # RECORD is read while others hash what it is about.
+    lists = b"sha256=" in data
+    wanted = [i for i, path in enumerate(listing.paths) if lists and path.startswith(inside)]
+    hashed = _digests(means, copy.root, listing, wanted, known)
+    wheel = _Wheel(means, copy, asked, listing, data, basis, place, started, known, hashed)
+    return partial(_against_wheel, wheel)
+
+
+def _against_wheel(wheel: _Wheel) -> Comparison:
+    means, copy, listing = wheel.means, wheel.copy, wheel.listing
+    assert copy.record is not None
+    text = wheel.record.decode("utf-8", "surrogateescape")
     table = parse_record(io.StringIO(text, newline=""))
     if not any(record.sha256 for record in table.entries.values()):
         reason = f"{copy.record} lists nothing: upstream's content is unknown"
-        found_nothing = _unknown(means, copy, asked, listing, reason)
+        found_nothing = _unknown(means, copy, wheel.asked, listing, reason)
         return found_nothing._replace(problems=(*found_nothing.problems, *table.faults))
-    known = set(listing.paths)
-    rest = [p for p in table.entries if p not in known and not p.startswith(f"{copy.package}/")]
-    listing.extend(list_named(means.tree, copy.root, rest))
     inside = f"{copy.package}/"
-    wanted = [
+    paths = set(listing.paths)
+    rest = [p for p in table.entries if p not in paths and not p.startswith(inside)]
+    listing.extend(list_named(means.tree, copy.root, rest))
+    beside = [
         i
         for i, path in enumerate(listing.paths)
-        if path.startswith(inside)
-        or ((entry := table.entries.get(path)) is not None and entry.sha256 is not None)
+        if not path.startswith(inside)
+        and ((entry := table.entries.get(path)) is not None and entry.sha256 is not None)
     ]
-    digests = _digests(means, copy.root, listing, wanted, cached, blobs=False)
+    digests = _digests(means, copy.root, listing, beside, wheel.known)()
+    digests.update(wheel.hashed())
     differing = _against_record(table, listing, digests, inside)
     compared = sum(record.sha256 is not None for record in table.entries.values())
     # What RECORD does wrong has to be said every time: then nothing is repeated from the cache.
     result = None if table.faults else (compared, differing)
     if means.cache is not None and not listing.problems:
-        means.cache.write(place, basis, listing, digests, result, started)
-    return _comparison(copy.record, listing, digests, asked, differing, table.faults, compared)
+        means.cache.write(wheel.place, wheel.basis, listing, digests, result, wheel.started)
+    return _comparison(
+        copy.record, listing, digests, wheel.asked, differing, table.faults, compared
+    )
 
 
 def _add_metadata(tree: Tree, copy: Copy, listing: Listing) -> None:
@@ -173,7 +215,8 @@ def _checkout(
     place = f"{means.tree.root}:{copy.root}:{copy.target}"
     cached = means.cache.read(place) if means.cache is not None and means.quick else None
     wanted = range(len(listing.paths))
-    digests = _digests(means, copy.root, listing, wanted, cached, blobs=True)
+    known = {} if cached is None else cached.known(listing, blobs=True)
+    digests = _digests(means, copy.root, listing, wanted, known, blobs=True)()
     if means.cache is not None and not listing.problems:
         means.cache.write(place, commit.commit, listing, digests, None, started)
     found = _against_commit(means.tree, commit, listing, digests)
@@ -232,15 +275,15 @@ def _digests(
     root: str,
     listing: Listing,
     wanted: Collection[int],
-    cached: Cached | None,
+    known: Mapping[int, Digest],
     *,
-    blobs: bool,
-) -> dict[int, Digest]:
-    known = {} if cached is None else cached.known(listing, blobs=blobs)
+    blobs: bool = False,
+) -> Callable[[], dict[int, Digest]]:
+    """Begin with the wanted files that are not known; what is returned waits for all digests."""
     found = {index: known[index] for index in wanted if index in known}
     rest = [index for index in wanted if index not in found]
-    found.update(means.hasher.digests(means.tree, root, listing, rest, blobs=blobs))
-    return found
+    hashed = means.hasher.begin(means.tree, root, listing, rest, blobs=blobs)
+    return lambda: {**found, **hashed()}
 
 
 def _places(paths: list[str], asked: Collection[str]) -> list[tuple[str, int]]:

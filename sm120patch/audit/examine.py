@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sm120patch import exchange
 from sm120patch.audit import byhand, gittree, judging, ledgers
 from sm120patch.audit.byhand import FileKey
-from sm120patch.audit.compare import Comparison, Means, compare
+from sm120patch.audit.compare import Comparison, Means, begin
 from sm120patch.audit.findings import (
     EnvironmentReport,
     FileReport,
@@ -83,7 +83,8 @@ def _examined(means: Means, place: Place, knowledge: Knowledge) -> Examined:
             found = _problems(layout, {}, kept)
             return Examined(_report(place, kept, (), [], found), layout, {})
         asked = _asked(layout, kept, knowledge.catalogue)
-        comparisons = {c.target: compare(means, c, asked.get(c.target, ())) for c in layout.copies}
+        begun = [(c.target, begin(means, c, asked.get(c.target, ()))) for c in layout.copies]
+        comparisons = {target: compared() for target, compared in begun}
         kept = ledgers.caught_up(means.tree, place.prefix, kept)
         disk = _disk(means, place, layout, comparisons, knowledge, kept)
         files, findings, by_hand = judging.judge_files(disk, kept.history, knowledge.catalogue)

@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 from sm120patch.audit.tree import Tree
 
+SHA256, BLOB = 32, 20
+"""Bytes of a digest, and of the name that git gives to a content."""
 WIDTH = 4
 """Numbers that are kept of each file: size, mtime_ns, ctime_ns, inode."""
 _BLOCK = 1 << 20
-_BATCH_BYTES = 8 << 20
-_BATCH_FILES = 400
+_BATCH_BYTES = 2 << 20
+_BATCH_FILES = 100
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _BY_NAME = attrgetter("name")
 BYTECODE = "__pycache__"
@@ -178,6 +180,13 @@ class Batch(NamedTuple):
     tree: Tree
     places: tuple[tuple[str, tuple[str, ...]], ...]
     blobs: bool
+    size: int = 0
+    """Bytes of all of them."""
+
+    @property
+    def files(self) -> int:
+        """How many there are."""
+        return sum(len(names) for _directory, names in self.places)
 
 
 def hash_batch(batch: Batch) -> list[Digest]:
@@ -238,7 +247,7 @@ def batches(
         size += listing.signs[index * WIDTH]
         count += 1
         if size >= _BATCH_BYTES or count >= _BATCH_FILES:
-            yield Batch(tree, (*places, (current, tuple(names))), blobs)
+            yield Batch(tree, (*places, (current, tuple(names))), blobs, size)
             places, names, size, count = [], [], 0, 0
     if names:
-        yield Batch(tree, (*places, (current, tuple(names))), blobs)
+        yield Batch(tree, (*places, (current, tuple(names))), blobs, size)

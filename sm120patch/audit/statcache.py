@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sm120patch.audit.files import WIDTH, Digest, Listing
+from sm120patch.audit.files import BLOB, SHA256, WIDTH, Digest, Listing
 from sm120patch.environment.records import Difference
 from sm120patch.relpath import fault
 
@@ -28,7 +28,6 @@ FORMAT = 1
 RACY_NS = 2_000_000_000
 """Files that changed less than this before they were hashed are hashed again the next time."""
 _LIMIT = 256 << 20
-_SHA256, _BLOB = 32, 20
 _CHECK = 9
 """Bytes of the checksum in front, which tells damage and nothing else."""
 _NEVER = -1
@@ -58,8 +57,8 @@ class Cached(NamedTuple):
     def digest(self, index: int) -> Digest:
         """Return the digests of the file at a position."""
         return Digest(
-            self.sha256[index * _SHA256 : (index + 1) * _SHA256],
-            self.blobs[index * _BLOB : (index + 1) * _BLOB],
+            self.sha256[index * SHA256 : (index + 1) * SHA256],
+            self.blobs[index * BLOB : (index + 1) * BLOB],
         )
 
     def known(self, listing: Listing, *, blobs: bool) -> dict[int, Digest]:
@@ -165,9 +164,9 @@ def _encode(
     result: tuple[int, Sequence[Difference]] | None,
 ) -> bytes:
     count = len(listing.paths)
-    empty = Digest(bytes(_SHA256), bytes(_BLOB))
+    empty = Digest(bytes(SHA256), bytes(BLOB))
     found = [digests.get(index, empty) for index in range(count)]
-    blobs = all(len(d.blob) == _BLOB for d in found)
+    blobs = all(len(d.blob) == BLOB for d in found)
     names = joined(listing.paths)
     head = {
         "format": FORMAT,
@@ -205,7 +204,7 @@ def _decode(data: bytes, place: str) -> Cached | None:
     count, width = int(head["count"]), int(head["names"])
     start = len(line) + 1
     ends = [start + width]
-    for size in (WIDTH * 8, _SHA256, _BLOB if head["blobs"] else 0):
+    for size in (WIDTH * 8, SHA256, BLOB if head["blobs"] else 0):
         ends.append(ends[-1] + count * size)
     if min(count, width) < 0 or ends[-1] != len(body):
         return None

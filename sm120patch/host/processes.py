@@ -174,7 +174,7 @@ def gone_libraries(packages: Sequence[str]) -> tuple[tuple[LiveProcess, str], ..
         away = path.endswith(" (deleted)") or "/.sm120patch/" in path
         return away and any(f"/{package}/" in path for package in packages)
 
-    return _libraries((" (deleted)", "/.sm120patch/"), gone)
+    return _libraries([f"/{package}/" for package in packages], gone)
 
 
 def _libraries(

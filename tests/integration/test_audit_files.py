@@ -18,7 +18,7 @@ from sm120patch.audit.files import Digest, Listing, hash_batch, list_package
 from sm120patch.audit.hashing import Hasher
 from sm120patch.audit.statcache import StatCache
 from sm120patch.audit.tree import Tree
-from sm120patch.audit.workers import Workers
+from sm120patch.audit.workers import Share
 from sm120patch.environment.records import Difference
 
 OLD = time.time_ns() + 10**12
@@ -163,34 +163,55 @@ def test_an_inode_with_several_names_is_hashed_once(tmp_path: Path) -> None:
         assert hashed(other, hasher)["pkg/f3.py"] == hashlib.sha256(b"new").hexdigest()
 
 
-def _fatal(number: int) -> int:
+def _fatal(number: int) -> bytes:
     if number == 3 and os.getpid() != PARENT:
         os.kill(os.getpid(), signal.SIGKILL)
-    return number * 2
+    return b"%d," % (number * 2)
 
 
 PARENT = os.getpid()
 
 
-def test_a_worker_that_is_killed_loses_nothing() -> None:
+def test_a_process_that_is_killed_loses_nothing() -> None:
     global PARENT
     PARENT = os.getpid()
-    with Workers(_fatal, 2) as workers:
-        assert list(workers.map(range(40))) == [n * 2 for n in range(40)]
-        assert list(workers.map(range(40))) == [n * 2 for n in range(40)]
+    killed, whole = Share(_fatal, range(40)), Share(_fatal, range(4, 40))
+    assert killed.running and whole.running
+    assert killed.result() == b"".join(b"%d," % (n * 2) for n in range(40))
+    assert whole.result() == b"".join(b"%d," % (n * 2) for n in range(4, 40))
+    assert not killed.running
 
 
-def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_a_result_of_any_length_comes_whole() -> None:
+    assert Share(bytes, []).result() == b""
+    assert Share(bytes, [3 << 20, 0, 5]).result() == bytes((3 << 20) + 5)
+
+
+def test_a_share_that_nobody_asks_for_ends(tmp_path: Path) -> None:
+    def endless(_item: int) -> bytes:
+        time.sleep(3600)
+        return b""
+
+    share = Share(endless, [1])
+    pid = share._pid
+    assert Path(f"/proc/{pid}").exists()
+    share.close()
+    assert not Path(f"/proc/{pid}").exists() and not share.running
+
+
+def test_processes_end_with_the_one_that_started_them() -> None:
     import subprocess
     import sys
 
     script = (
-        "import os, time\n"
-        "from sm120patch.audit.workers import Workers\n"
-        "with Workers(abs, 2) as w:\n"
-        "    list(w.map(range(4)))\n"
-        "    print(*w._workers.values(), flush=True)\n"
-        "    time.sleep(60)\n"
+        "import time\n"
+        "from sm120patch.audit.workers import Share\n"
+        "def slowly(item):\n"
+        "    time.sleep(0.05)\n"
+        "    return b'x' * 100_000\n"
+        "shares = [Share(slowly, range(5000)) for _ in range(2)]\n"
+        "print(*(share._pid for share in shares), flush=True)\n"
+        "time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
