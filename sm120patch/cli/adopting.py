@@ -71,7 +71,7 @@ def adopt(
     --pristine, or from the published package, which is downloaded if need be.
     """
     from sm120patch.operations import adopting, changing
-    from sm120patch.operations.planning import capability_of
+    from sm120patch.operations.gpus import capability_of
     from sm120patch.operations.site import open_site
     from sm120patch.operations.sources import Sources
     from sm120patch.planner import Request

@@ -106,7 +106,7 @@ def apply(
     The server is started without and with the sets; a regression, broken answers or code that
     does not run put every file back.
     """
-    from sm120patch.operations import changing, planning
+    from sm120patch.operations import changing, gpus, planning
     from sm120patch.operations.known import known_here, refuse_harm
     from sm120patch.operations.rejections import refuse_again, rejected_before
     from sm120patch.operations.site import open_site
@@ -120,7 +120,7 @@ def apply(
     require_settled(site.state)
     chosen = None if no_verify else changing.find_profile(profile, site, Path.cwd())
     request = Request("apply", sets, selected)
-    capability = planning.capability_of(gpu, changing.declared_capability(chosen))
+    capability = gpus.capability_of(gpu, changing.declared_capability(chosen))
     plan = planning.plan_request(
         site, request, capability, expect=expect, expect_content=expect_content
     )
@@ -192,7 +192,7 @@ def verify(
     A pass makes them applied; a regression takes them off. With --compile no server is started:
     what the sets changed is compiled and looked at, and their state stays as it is.
     """
-    from sm120patch.operations import changing, planning
+    from sm120patch.operations import changing, gpus
     from sm120patch.operations.site import open_site
     from sm120patch.transaction import require_settled
 
@@ -200,7 +200,7 @@ def verify(
     require_settled(site.state)
     demands = changing.Demands.of(goal, max_time)
     chosen = changing.find_profile(profile, site, Path.cwd())
-    capability = planning.capability_of(gpu, changing.declared_capability(chosen))
+    capability = gpus.capability_of(gpu, changing.declared_capability(chosen))
     plan = changing.verification_plan(site, sets, capability)
     if dry_run:
         lacking = changing.unanswered(site, sets, chosen, demands)

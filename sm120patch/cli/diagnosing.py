@@ -50,7 +50,7 @@ def doctor(
     """Say what this host can do, what each set comes to on it, and which flags have no effect."""
     from sm120patch.doctor.gathering import Source
     from sm120patch.operations import diagnosing
-    from sm120patch.operations.planning import capability_of
+    from sm120patch.operations.gpus import capability_of
 
     site, without = _site(env, python, catalogue)
     if profile is None and PROFILE.is_file():

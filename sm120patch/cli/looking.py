@@ -100,7 +100,8 @@ def plan(
     catalogue: Places,
 ) -> int:
     """Show every file and line that `apply SET...` would change. Writes nothing."""
-    from sm120patch.operations.planning import capability_of, plan_request
+    from sm120patch.operations.gpus import capability_of
+    from sm120patch.operations.planning import plan_request
     from sm120patch.operations.site import open_site
     from sm120patch.planner import Request
     from sm120patch.render import plan_dict, plan_text

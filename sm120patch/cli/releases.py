@@ -75,7 +75,7 @@ def matrix(
     from sm120patch.published import known
 
     if gpu is not None:
-        from sm120patch.operations.planning import capability_of
+        from sm120patch.operations.gpus import capability_of
 
         gpu = capability_of(gpu)
     loaded = catalogues.load(catalogue)

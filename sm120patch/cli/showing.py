@@ -27,7 +27,7 @@ def show_status(
     Where the files of the sets do not come to `expect_content`, the exit code is 1.
     """
     from sm120patch.operations import inspecting
-    from sm120patch.operations.planning import capability_of
+    from sm120patch.operations.gpus import capability_of
     from sm120patch.operations.site import open_site
     from sm120patch.plaintext import counted, table
     from sm120patch.render import status_dict, status_rows

@@ -5,9 +5,6 @@ Reads disk; writes nothing. `plan`, `--dry-run`, `apply` and `revert` all come t
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 from sm120patch.claims import refuse_foreign_claims
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import (
@@ -17,31 +14,10 @@ from sm120patch.errors import (
     UsageError,
 )
 from sm120patch.model import Snapshot
+from sm120patch.operations.gpus import device_names
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, Plan
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
-
-
-def capability_of(gpu: str | None, declared: str | None = None) -> str | None:
-    """Compute capability to plan for: `--gpu`, a declared (simulated) one, or the driver's answer.
-
-    None when nobody knows, or when GPUs of several capabilities are installed.
-    """
-    if gpu is not None:
-        if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu):
-            raise UsageError(
-                f"--gpu takes a compute capability such as 12.0, found {gpu!r}",
-                hint="RTX PRO 6000 Blackwell and RTX 5090 are 12.0, DGX Spark is 12.1",
-            )
-        return gpu
-    if declared is not None:
-        return declared
-    if not Path("/dev/nvidiactl").exists():
-        return None  # Without the driver's device there is nothing to load NVML for.
-    from sm120patch import host
-
-    found = host.probe().compute_capabilities
-    return found[0] if len(found) == 1 else None
 
 
 def snapshot_for(
@@ -55,15 +31,6 @@ def snapshot_for(
     closure = site.catalogue.closure(request.sets)
     bound = any(site.catalogue.get(name).devices for name in closure)
     return snapshot._replace(devices=device_names()) if bound else snapshot
-
-
-def device_names() -> tuple[str, ...] | None:
-    """Names of this host's GPUs as the driver spells them; None when there is no driver."""
-    if not Path("/dev/nvidiactl").exists():
-        return None
-    from sm120patch import host
-
-    return tuple(gpu.name for gpu in host.probe().gpus) or None
 
 
 def plan_request(
