@@ -23,6 +23,8 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("apply", "doctor", "verify"), OPTIONS),
     **dict.fromkeys(("lint", "list", "show"), _CATALOGUE),
     "bench": (*_BOTH, "--profile"),
+    "fleet-path": (),
+    "fleet-report": (),
     "init": ("--profile",),
     "matrix": ("--catalogue", "--gpu"),
     "new": (),

@@ -23,7 +23,7 @@ def test_what_is_answered_here_is_what_click_reads(words: list[str]) -> None:
     output = Output()
     context = status.make_context("status", list(words), obj=output)
     read = {f"--{name}": value for name, value in context.params.items() if name != "catalogue"}
-    assert {name: found.get(name) for name in ("--gpu", "--env", "--python")} == read
+    assert {name: found.get(name) for name in read} == read
     assert output.as_json == (found.get("--output") == "json")
 
 
