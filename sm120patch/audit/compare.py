@@ -53,13 +53,11 @@ class Comparison(NamedTuple):
     """Device and inode of the first few of them: a copy by hard links has the same."""
 
 
-def compare(means: Means, copy: Copy, asked: Collection[str]) -> Comparison:
-    """Compare the copy; `asked` are paths whose digests the caller wants whatever they hold."""
-    return begin(means, copy, asked)()
-
-
 def begin(means: Means, copy: Copy, asked: Collection[str]) -> Callable[[], Comparison]:
-    """List the copy and begin to hash its files; what is returned waits for them and compares."""
+    """List the copy and begin to hash its files; what is returned waits for them and compares.
+
+    `asked` are paths whose digests the caller wants whatever they hold.
+    """
     started = now_ns()
     listing = list_package(means.tree, copy.root, copy.package)
     if copy.kind == "editable":

@@ -25,15 +25,15 @@ def audited(
 ) -> EnvironmentReport:
     """Audit; `meanwhile` runs after the ledger was read and before the files are, each time."""
     looks: list[str] = []
-    compare = examine.compare
+    begin = examine.begin
 
     def later(means: Any, copy: Any, asked: Any) -> Any:
         if copy.target == "sglang":
             looks.append(copy.target)
             meanwhile(len(looks))
-        return compare(means, copy, asked)
+        return begin(means, copy, asked)
 
-    monkeypatch.setattr(examine, "compare", later)
+    monkeypatch.setattr(examine, "begin", later)
     report = audit(Scope(env=str(place.prefix)), catalogues.load(place.catalogue))
     (environment,) = report.environments
     return environment
