@@ -311,7 +311,25 @@ def _measurement(step: str, found: Mapping[str, Any]) -> list[str]:
                 ))  # fmt: skip
     head = ("start", "ready s", "workload", "repeat", "tok/s", "TTFT ms", "TPOT ms", "p99 TPOT",
             "failed")  # fmt: skip
-    return [*lines, *(_table(head, rows) if rows else [])]
+    return [*lines, *(_table(head, rows) if rows else []), *_power(found)]
+
+
+def _power(found: Mapping[str, Any]) -> list[str]:
+    """What the GPUs did from ready to stop, start by start, as sm120patch read it."""
+    seen = {arm: iter(listed) for arm, listed in (found.get("telemetry") or {}).items()}
+    rows = []
+    for number, start in enumerate(found["starts"], 1):
+        for gpu in (next(seen.get(start["arm"], iter(())), None) or {}).get("gpus") or ():
+            watts, clock = gpu["power_w"], gpu["sm_mhz"]
+            rows.append((
+                f"{number} {start['arm']}", gpu["index"],
+                f"{watts['mean']:.0f} ({watts['min']:.0f} to {watts['max']:.0f})",
+                f"{clock['min']:.0f} to {clock['max']:.0f}", f"{gpu['mem_mhz']['mean']:.0f}",
+                f"{gpu['util']['mean']:.0f}", f"{gpu['temp_c']['max']:.0f}",
+                ", ".join(gpu.get("throttled") or ()) or "no",
+            ))  # fmt: skip
+    head = ("start", "GPU", "W", "SM MHz", "memory MHz", "busy %", "°C", "throttled")
+    return _table(head, rows) if rows else []
 
 
 def _agreed(correctness: Mapping[str, Any]) -> str:

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "gpu"
+GPU = {"index": 1, "power_w": {"mean": 188.6, "min": 128.2, "max": 218.4}, "throttled": {},
+       "sm_mhz": {"min": 1900, "max": 1980}, "mem_mhz": {"mean": 3201.0}, "util": {"mean": 35.1},
+       "temp_c": {"max": 38}}  # fmt: skip
 REPEAT = {"output_throughput": 1234.5678, "mean_tpot_ms": 2.5, "p99_tpot_ms": 3.0,
           "mean_ttft_ms": 20.0, "completed": 8, "failed": 0, "not_kept": 1}  # fmt: skip
 SECRET = "0123456789abcdef"
@@ -29,7 +32,8 @@ def results() -> Iterator[ModuleType]:
 
 
 def answer(kind: str) -> dict[str, Any]:
-    blocks = [{"ready_seconds": 60.0, "workloads": {"c64": [REPEAT, REPEAT]}, "telemetry": {}}]
+    blocks = [{"ready_seconds": 60.0, "workloads": {"c64": [REPEAT, REPEAT]},
+               "telemetry": {"gpus": [GPU], "series": {"power_w": [[1.0]]}}}]  # fmt: skip
     return {
         "result": {
             "outcome": "staged",
@@ -103,6 +107,7 @@ def test_the_document_says_in_every_result_that_it_is_not_sm120(
     assert len(headings) == 4
     assert all("not SM120" in line for line in headings)
     assert "| 1 baseline | 60 | c64 | 1 | 1234.6 |" in text
+    assert "| 2 patched | 1 | 189 (128 to 218) | 1900 to 1980 | 3201 | 35 | 38 | no |" in text
     assert "requires SM120 or SM10X" in text
     assert "2-gpus, nvlink; named by gpus" in text
     assert "| kernel-1-published | 20.12 | x.o |" in text
