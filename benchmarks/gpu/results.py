@@ -1,6 +1,7 @@
 """Keeps the numbers of a run, and writes docs/gpu-results.md from what is kept.
 
-    python benchmarks/gpu/results.py keep RESULTS.tar.xz NAME    -> benchmarks/gpu/results/NAME.json
+    python benchmarks/gpu/results.py keep RESULTS.tar.xz NAME TITLE
+                                                                 -> benchmarks/gpu/results/NAME.json
     python benchmarks/gpu/results.py write                       -> docs/gpu-results.md
 
 What is kept is as it was measured: every repeat of every server start, no selection, no rounding
@@ -413,9 +414,9 @@ def kept() -> dict[str, dict[str, Any]]:
 
 def main(arguments: list[str]) -> int:
     """Run one of the two commands of the docstring."""
-    if arguments[:1] == ["keep"] and len(arguments) == 3:
+    if arguments[:1] == ["keep"] and len(arguments) == 4:
         KEPT.mkdir(exist_ok=True)
-        found = keep(Path(arguments[1]))
+        found = {"title": arguments[3], **keep(Path(arguments[1]))}
         target = KEPT / f"{arguments[2]}.json"
         target.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         print(f"{target}: {target.stat().st_size // 1024} KiB")
