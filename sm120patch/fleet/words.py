@@ -22,8 +22,8 @@ def moment(words: str) -> datetime | None:
 
 
 def age_words(age: timedelta) -> str:
-    """`40 min`, `7.5 h` or `12.0 days`."""
-    minutes = age.total_seconds() / 60
+    """`40 min`, `7.5 h` or `12.0 days`; what lies ahead, by another clock, is `0 min`."""
+    minutes = max(age.total_seconds() / 60, 0.0)
     if minutes < 120:
         return f"{minutes:.0f} min"
     return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"

@@ -47,7 +47,7 @@ def gather(
     for count, path in enumerate(_files(places)):
         progress(count, path.name)
         stem = path.name.removesuffix(SUFFIX)
-        wanted = pair is not None and stem.partition("@")[0] in {p.partition(":")[0] for p in pair}
+        wanted = pair is not None and any(_may_be(name, stem) for name in pair)
         found = _node(path, stem, replace(how, deep=wanted))
         nodes.append(replace(found, details=None))
         if wanted:
@@ -106,9 +106,14 @@ def _content(path: Path, most: int) -> bytes | str:
     return data if len(data) <= most else f"larger than {most >> 20} MiB"
 
 
+def _may_be(wanted: str, stem: str) -> bool:
+    """A file of that name may be about the node that is wanted, named with its prefix or not."""
+    names = {stem, stem.rpartition("@")[0]} - {""}
+    return any(wanted == name or wanted.startswith(f"{name}:") for name in names)
+
+
 def _named(wanted: str, nodes: Sequence[NodeFacts]) -> NodeFacts:
-    name, _, prefix = wanted.partition(":")
-    found = [n for n in nodes if n.name == name and prefix in ("", n.prefix)]
+    found = [n for n in nodes if wanted in (n.name, f"{n.name}:{n.prefix}")]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -119,7 +124,7 @@ def _named(wanted: str, nodes: Sequence[NodeFacts]) -> NodeFacts:
         )
     listed = ", ".join(f"{n.name}:{n.prefix}" for n in found)
     raise UsageError(
-        f"there are {len(found)} environments of {name}",
+        f"there are {len(found)} environments of {wanted}",
         hint=f"name one of them: {listed}",
         code="several-environments",
     )

@@ -216,6 +216,12 @@ def test_one_of_several_environments_of_a_node_is_named_with_its_prefix(tmp_path
     assert report(facts, "--compare", "a:/opt/second", "b").code == 0
 
 
+@pytest.mark.parametrize("name", ["fe80::1", "gpu@site", "node.example.org"])
+def test_nodes_may_be_called_as_inventories_call_them(tmp_path: Path, name: str):
+    ran = report(write_facts(tmp_path / "facts", small(name), small("b")), "--compare", name, "b")
+    assert ran.code == 0 and ran.result["compare"]["missing"] == [], "both were read whole"
+
+
 @pytest.mark.parametrize("place", ["nowhere", "empty"])
 def test_without_facts_there_is_no_report(tmp_path: Path, place: str):
     (tmp_path / "empty").mkdir()

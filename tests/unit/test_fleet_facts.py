@@ -226,5 +226,5 @@ def test_what_is_no_time_is_none(words: str):
 
 
 def test_ages_are_said_in_the_unit_that_fits():
-    said = [age_words(timedelta(hours=h)) for h in (0.5, 7.5, 288)]
-    assert said == ["30 min", "7.5 h", "12.0 days"]
+    said = [age_words(timedelta(hours=h)) for h in (0.5, 7.5, 288, -3)]
+    assert said == ["30 min", "7.5 h", "12.0 days", "0 min"]
