@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
+from sm120patch.fleet import page as fleet_page
+from sm120patch.fleet.compare import compare
+from sm120patch.fleet.overview import overview
+from sm120patch.fleet.parsing import parse
 from sm120patch.report.page import render
+from tests.unit.test_fleet_overview import HOW, NOW, drifted, node, nodes
 from tests.unit.test_report import HOSTILE, evidence_data, subject
 
 api = pytest.importorskip("playwright.sync_api")
@@ -66,6 +71,29 @@ def browser() -> Iterator[Any]:
 def address(tmp_path: Path) -> str:
     (tmp_path / "page.html").write_text(render(subject(kind="simulated")), "utf-8")
     return (tmp_path / "page.html").as_uri()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> str:
+    """Page about a fleet with every colour: alike, differing, unequal, unknown; two compared."""
+    away = parse(b"<b>", "away.json", "away", HOW)
+    every = [*nodes(4, groups=["s0"]), node("gpu-50", drifted, groups=["s0"]), away]
+    html = fleet_page.render(overview(every), compare(every[0], every[-2]), NOW, "1")
+    (tmp_path / "fleet.html").write_text(html, "utf-8")
+    return (tmp_path / "fleet.html").as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1300])
+def test_the_page_of_a_fleet_can_be_read(browser: Any, fleet: str, scheme: str, width: int) -> None:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page.goto(fleet)
+    found = page.evaluate(CONTRAST)
+    assert len(found) > 50 and found[0][0] >= 4.5, found[0]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    rows = [row.inner_text().split()[0] for row in page.locator("tbody tr").all()]
+    assert rows.index("gpu-50") < rows.index("away") < rows.index("gpu-00"), "outliers first"
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
