@@ -213,6 +213,7 @@ class Fleet:
         self.nodes = nodes
         self.facts = root / "facts"
         self.hooks = root / "hooks"
+        self.path = os.environ["PATH"]
         self.hooks.mkdir(parents=True)
         for event in ("drain", "resume"):
             (self.hooks / f"{event}.yml").write_text(HOOK.format(event=event))
@@ -227,6 +228,7 @@ class Fleet:
         """Variables for Ansible: nothing outside the temporary directory is read or written."""
         return {
             **os.environ,
+            "PATH": self.path,
             "PYTHONPATH": str(CHECKOUT),
             "ANSIBLE_HOME": str(self.root / "ansible"),
             "ANSIBLE_LOCAL_TEMP": str(self.root / "ansible" / "local"),
