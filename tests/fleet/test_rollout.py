@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_evidence_of_a_simulated_host_does_not_count(pair: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_a_resume_hook_that_fails_stops_the_rollout(pair: Fleet) -> None:
+def test_a_resume_hook_that_fails_stops_the_rollout_and_takes_the_sets_off(pair: Fleet) -> None:
     (pair.hooks / "resume.yml").write_text(
         "- name: Fail\n  ansible.builtin.fail:\n    msg: the server does not start\n"
     )
@@ -123,7 +124,8 @@ def test_a_resume_hook_that_fails_stops_the_rollout(pair: Fleet) -> None:
     assert done.code == 2, done.out
     assert "canary: not-resumed (it was not given back: the server does not start" in done.out
     canary, other = pair.nodes
-    assert canary.state == "applied" and (canary.home / "drained").exists()
+    canary.assert_as_before()
+    assert canary.state == "absent" and (canary.home / "drained").exists()
     other.assert_untouched()
 
 
@@ -156,6 +158,24 @@ def test_killed_in_the_middle_the_next_run_settles_it_and_goes_on(pair: Fleet) -
     assert done.code == 0, done.out
     assert_all_applied(pair)
     assert canary.hooks == ["drain", "drain", "resume"] and not (canary.home / "drained").exists()
+
+
+@pytest.mark.slow
+def test_a_server_that_no_hook_stops_is_named_and_nothing_is_patched(pair: Fleet) -> None:
+    canary, other = pair.nodes
+    pair.variables["sm120patch_hooks"] = []
+    python = canary.prefix / "bin" / "python"
+    words = [python, "-c", "import time; time.sleep(600)", "-m", "sglang.launch_server"]
+    with subprocess.Popen(words) as server:
+        try:
+            done = pair.play(ROLLOUT)
+        finally:
+            server.kill()
+    assert done.code == 2, done.out
+    assert "canary: failed (running processes use this environment" in done.out
+    assert f"pid {server.pid}: " in done.out and "hint: stop them" in done.out
+    canary.assert_as_before()
+    other.assert_untouched()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import Fleet, Node
+from tests.support.nodes import GAINS, Fleet, Node, kill_all
 from tests.support.serving import wait_for
 from tests.support.sshd import Sshd
 
@@ -23,6 +23,13 @@ class Reached(Fleet):
         for node in self.nodes:
             (node.root / "home").mkdir()
             node.variables = self.servers[node.name].variables
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[Reached]:
+    made = Reached(tmp_path, "only")
+    yield made
+    made.servers["only"].stop()
 
 
 @pytest.fixture
@@ -85,3 +92,18 @@ def test_a_node_that_stops_in_the_middle_stops_the_rollout_and_is_settled_later(
     assert {node.state for node in fleet.nodes} == {"applied"}
     assert second.hooks == ["drain", "drain", "resume"]
     assert third.hooks == ["drain", "resume"]
+
+
+@pytest.mark.slow
+def test_what_goes_on_when_the_playbook_is_killed_is_waited_for(single: Reached) -> None:
+    (node,) = single.nodes
+    node.serve(GAINS, late=25)
+    process = single.start(ROLLOUT)
+    wait_for(lambda: node.journal.exists() or process.poll() is not None, timeout=240)
+    kill_all(process)
+    assert node.run("status").result["under_way"], "the tool on the node has not noticed"
+    done = single.play(ROLLOUT)
+    assert done.code == 0, done.out
+    assert "FAILED - RETRYING: [only]: Ask what is on the node, once nobody works on it" in done.out
+    assert "only: unchanged" in done.out
+    assert node.state == "applied" and node.hooks == ["drain", "resume"]

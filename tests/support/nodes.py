@@ -108,9 +108,13 @@ class Node:
     def home(self) -> Path:
         return self.root / "tool"
 
-    def serve(self, scenario: str, *options: str) -> None:
-        """Say how the server of this node is started: a simulated host of that scenario."""
-        words = ["{tool_python}", "-m", "sm120patch.simhost", "--prefix", "{prefix}",
+    def serve(self, scenario: str, *options: str, late: int = 0) -> None:
+        """Say how the server of this node is started: a simulated host of that scenario.
+
+        It begins `late` seconds after it was started.
+        """
+        words = ["sh", "-c", f'sleep {late}; exec "$@"', "sh"] if late else []
+        words += ["{tool_python}", "-m", "sm120patch.simhost", "--prefix", "{prefix}",
                  "--scenario", scenario, "--port", "{port}", *options, "{set_args}"]  # fmt: skip
         self.profile.write_text(
             f'[server]\nkind = "simulated"\ncommand = {json.dumps(words)}\n'
