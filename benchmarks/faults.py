@@ -248,9 +248,10 @@ HEAD = """\
 Made by `python benchmarks/faults.py`. Two packages, two files of them and a FlashInfer build that
 depends on one; the real commands in real processes. A library that is loaded before libc numbers
 every call that changes something below the environment or the build cache, SQLite's included.
-After each fault the next commands are run (`status`, `recover`), and the environment counts as old
-or new only if every file, the ledger, the live build and the bytecode belong to that side, no
-temporary file is left, and the command said nothing else than what is so.
+After each fault the next commands are run (`status`, `recover`; what the interpreter says of itself
+is asked once for all of these), and the environment counts as old or new only if every file, the
+ledger, the live build and the bytecode belong to that side, no temporary file is left, and the
+command said nothing else than what is so.
 
 A kill after a sync leaves what the kill before it left, and counts once. "Power lost" replays the
 calls over a model of the disk in which nothing survives that was not synced, no name and no byte:

@@ -117,7 +117,7 @@ def test_power_lost_where_most_is_at_stake_it_is_old_or_new(apply: Trial) -> Non
         if call.number in numbers:
             for image in disk.crashes(Random(1), selections=1):
                 image.lay_down()
-                found.append((call.label, judged.verdict(apply.seam.run)))
+                found.append((call.label, judged.verdict(apply.next)))
     assert {outcome for _, outcome in found} == {"old", "new"}, found
 
 

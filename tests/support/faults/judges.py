@@ -80,6 +80,10 @@ class Papers(World):
     def options(self) -> list[str]:
         return ["--output", "json"]
 
+    @property
+    def known(self) -> Path | None:
+        return None
+
     def content(self) -> dict[str, str]:
         found = tree_digest(self.prefix)
         return {name: digest for name, digest in found.items() if ".sm120patch-" not in name}

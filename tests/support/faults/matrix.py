@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.support.command import Ran
 from tests.support.faults import seam as seams
@@ -35,6 +36,10 @@ class Trial:
 
     def run(self, **fault: int) -> Ran:
         return self.seam.run(*self.command, *self.world.options, before=self.before, **fault)
+
+    def next(self, *arguments: str | Path, before: str = "") -> Ran:
+        """Run one of the next commands, by which a judge finds out what is left."""
+        return self.seam.run(*arguments, before=before, known=self.world.known)
 
     def judge(self) -> Judge:
         """Learn both sides, and the calls that the undisturbed command makes."""
@@ -69,7 +74,7 @@ def killed_everywhere(trial: Trial, judged: Judge, step: int = 1) -> Iterator[tu
             killed = trial.run(at=call.number, action=action)
             assert killed.code == -9, f"{call.label} was never reached: {killed.err}"
             how = "within" if action == seams.TEAR else "before"
-            yield f"{how} {call.op}", f"{judged.verdict(trial.seam.run)}"
+            yield f"{how} {call.op}", f"{judged.verdict(trial.next)}"
 
 
 def lost_everywhere(
@@ -89,7 +94,7 @@ def lost_everywhere(
                 continue
             seen.add(image.digest)
             image.lay_down()
-            yield call.label, judged.verdict(trial.seam.run)
+            yield call.label, judged.verdict(trial.next)
 
 
 def outcomes(found: Iterator[tuple[str, str]]) -> Counter[str]:
@@ -107,7 +112,7 @@ def failing_everywhere(
     for call in trial.calls[::step]:
         trial.again()
         ran = trial.run(at=call.number, action=action, code=code)
-        yield call.label, _said(ran, judged.verdict(trial.seam.run), trial)
+        yield call.label, _said(ran, judged.verdict(trial.next), trial)
 
 
 def interrupted_everywhere(
@@ -118,7 +123,7 @@ def interrupted_everywhere(
         trial.again()
         ran = trial.run(at=call.number, action=seams.SIGNAL, code=number)
         left = [] if trial.repeated and ran.code == 130 else trial.world.litter()
-        outcome = _said(ran, judged.verdict(trial.seam.run), trial)
+        outcome = _said(ran, judged.verdict(trial.next), trial)
         yield call.label, f"left to recover: {left}" if left else outcome
 
 

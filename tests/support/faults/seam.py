@@ -77,8 +77,12 @@ class Seam:
         code: int = 0,
         trace: Path | None = None,
         before: str = "",
+        known: Path | None = None,
     ) -> Ran:
-        """Run `sm120patch ARGUMENTS`; `at` numbers calls from 1, `before` is Python run first."""
+        """Run `sm120patch ARGUMENTS`; `at` numbers calls from 1, `before` is Python run first.
+
+        `known`: prefix whose interpreter is asked once for all commands which imports it has.
+        """
         request: dict[str, Any] = {
             "arguments": [str(a) for a in arguments],
             "at": at,
@@ -86,6 +90,7 @@ class Seam:
             "code": code,
             "trace": None if trace is None else str(trace),
             "before": before,
+            "known": None if known is None else str(known),
         }
         answer = self._ask(request)
         return Ran(answer["code"], answer["out"], answer["err"])

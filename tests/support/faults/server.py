@@ -15,10 +15,13 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import IO, Any
 
 from sm120patch import catalogue, host
 from sm120patch.cli import main as entry
+from sm120patch.environment import locate, start
+from sm120patch.operations import site
 
 LOADED_ONCE = (
     "click", "packaging.version", "sm120patch.caches.switch", "sm120patch.cli.adopting",
@@ -37,6 +40,25 @@ LOADED_ONCE = (
 """What the commands load: here, before the children that are killed by the thousand."""
 
 
+FACTS: dict[str, Mapping[str, Any]] = {}
+"""What interpreters say of themselves, by prefix; no fault changes that."""
+
+
+class Known:
+    """Answers as the interpreter of a prefix did when it was asked once."""
+
+    def __init__(self, prefix: str) -> None:
+        if prefix not in FACTS:
+            FACTS[prefix] = start(locate(prefix, None, {})).answer()
+        self.prefix = prefix
+
+    def answer(self) -> Mapping[str, Any]:
+        return FACTS[self.prefix]
+
+    def close(self) -> None:
+        return None
+
+
 PAUSED: dict[int, tuple[IO[bytes], IO[bytes]]] = {}
 """Commands that stand still, by process id, with what they have said."""
 
@@ -50,8 +72,11 @@ def answer(library: Any, request: dict[str, Any]) -> dict[str, Any]:
         # They outlive this call where the command stands still.
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         streams = (out, err)
+        known = Known(request["known"]) if request.get("known") else None
         pid = os.fork()
         if pid == 0:
+            if known:
+                site.start = lambda _python: known
             child(library, request, streams[0].fileno(), streams[1].fileno())
     _pid, status = os.waitpid(pid, os.WUNTRACED)
     if os.WIFSTOPPED(status):

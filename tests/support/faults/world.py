@@ -54,6 +54,11 @@ class World:
         self.old = self.content()
 
     @property
+    def known(self) -> Path | None:
+        """Prefix of the environment, where there is one."""
+        return self.prefix
+
+    @property
     def site(self) -> Path:
         return next(self.prefix.glob("lib/*/site-packages"))
 
