@@ -17,7 +17,7 @@ from sm120patch.evidence import Event, Evidence
 from sm120patch.host import redact_arguments, redact_environment
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy
-from sm120patch.operations import inspecting, noise
+from sm120patch.operations import inspecting, noise, salvaging
 from sm120patch.operations.changing import exclusively
 from sm120patch.operations.site import Site, content_of
 from sm120patch.operations.verifying import described_host
@@ -65,6 +65,7 @@ def run_trials(
         check(profile, duty)
     with exclusively(site, COMMAND):
         transaction.require_no_journal(site.state)
+        salvaging.refuse_lost(site)
         for trial, duty in zip(trials, duties, strict=True):
             earlier = None if again else _known(site, trial, profile)
             yield earlier or _measure(site, trial, profile, duty, reporter, max_time)

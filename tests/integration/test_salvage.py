@@ -135,7 +135,14 @@ def test_recover_does_not_call_a_ledger_that_is_gone_nothing(place: Place) -> No
     assert place.done("recover")["outcome"] == "nothing"
 
 
-@pytest.mark.parametrize("command", [("apply", "kernel", "--no-verify"), ("adopt", "kernel")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("apply", "kernel", "--no-verify"),
+        ("adopt", "kernel"),
+        ("bench", "--try", "--disable-x", "--profile"),
+    ],
+)
 def test_no_new_ledger_takes_the_place_of_one_that_is_gone(
     place: Place, command: tuple[str, ...]
 ) -> None:
@@ -147,6 +154,8 @@ def test_no_new_ledger_takes_the_place_of_one_that_is_gone(
             publish(place.root / "wheels", target, "1.0", files)
         words = ("--wheel-dir", str(place.root / "wheels"), "--offline", "--gpu", "12.0")
         command = (*command, *words)
+    if command[0] == "bench":
+        command = (*command, str(write_profile(place.root / "profile.toml")))
     lose_ledger(place, "deleted")
     after = place.facts()
     refused(place.run(*command), 10, "is gone", A, "recover --lost-ledger")
