@@ -475,6 +475,18 @@ def test_links_that_lead_out_are_refused(entry: Entry, tmp_path: Path, place: st
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives anything away")
+def test_what_a_link_leads_to_is_no_present(entry: Entry, tmp_path: Path) -> None:
+    """The owner of the cache exchanges a directory that root has made for a link to root's own."""
+    os.chown(entry.workspace, 65534, 65534)
+    roots = tmp_path / "roots"
+    roots.mkdir()
+    link = entry.workspace / "made"
+    link.symlink_to(roots)
+    shelf._give_to_owner(entry, link)
+    assert roots.stat().st_uid == 0 and link.lstat().st_uid == 65534
+
+
 def test_a_file_in_place_of_a_build_is_a_host_error(entry: Entry) -> None:
     entry.cached_ops.mkdir(parents=True)
     entry.live.write_text("")

@@ -218,7 +218,8 @@ class Schedule(RuleBasedStateMachine):
             assert "Traceback" not in ran.err and ran.code in (0, 1, 2, 5, 9), ran.out + ran.err
         if second == ("audit", ""):
             kinds = {finding["kind"] for finding in inner.result["findings"]}
-            assert kinds <= {"unverified", "interrupted"}, "nobody has edited anything"
+            # The carrier is the library that counts our calls.
+            assert kinds <= {"unverified", "interrupted", "carrier"}, "nobody has edited anything"
         done = [c for c, ran in ((first, outer), (second, inner)) if ran.code == 0]
         changes = [command for command in done if command in CHANGES]
         staged = {name for name, state in self._states().items() if state == "staged"}
