@@ -171,7 +171,8 @@ def _prefix_of(tree: Tree, python: str) -> str:
 
 def _names(place: Place, search: Search) -> tuple[str, ...]:
     names = (*place.names, *search.links.get(place.prefix, ()))
-    return tuple(name for name in dict.fromkeys(names) if name != place.prefix)
+    # The same path with `..` in it is no other name.
+    return tuple(n for n in dict.fromkeys(names) if os.path.normpath(n) != place.prefix)
 
 
 def _here(tree: Tree) -> Callable[[Evidence], bool]:

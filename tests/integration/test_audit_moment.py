@@ -72,6 +72,14 @@ def test_what_never_comes_to_rest_is_unknown(place: Place, monkeypatch: pytest.M
     assert any("while it was looked at" in f.detail for f in report.findings)
 
 
+def test_a_roundabout_path_is_no_other_name(place: Place) -> None:
+    roundabout = place.root / "catalogue" / ".." / place.prefix.name
+    (environment,) = audit(
+        Scope(env=str(roundabout)), catalogues.load(place.catalogue)
+    ).environments
+    assert (environment.prefix, environment.names) == (str(place.prefix), ())
+
+
 def test_an_edit_by_hand_is_still_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.stage("one")
     changed = place.read("sglang/a.py")
