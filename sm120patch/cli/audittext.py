@@ -42,8 +42,10 @@ def _environment(environment: EnvironmentReport, report: HostReport, given: foll
     lines += [_indented(table(rows))] if rows else []
     found = [(f.kind.value, f.target, f.path, f.detail) for f in environment.findings]
     lines += [_indented(table(found))] if found else []
-    # Commands are for environments of this host; an image is patched where it runs.
-    told = environment.findings if report.root == "/" else ()
+    # Commands are for environments of this host; an image is patched where it runs, and a
+    # checkout that nobody installed has no interpreter to ask.
+    runs = report.root == "/" and environment.kind != "checkout"
+    told = environment.findings if runs else ()
     hints = dict.fromkeys(f.hint for f in told if f.hint.startswith("sm120patch"))
     full = [following.command(f"{hint} --env {environment.prefix}", given) for hint in hints]
     lines += [f"  next: {line}" for line in full]

@@ -175,6 +175,15 @@ def test_what_refuses_an_edit_names_the_command_that_shows_it(place: Place) -> N
     assert f"next: sm120patch diff --env {place.prefix}" in audit
 
 
+def test_a_checkout_without_an_interpreter_is_told_no_command(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.a.write_text(MINE)
+    alone = run("audit", "--env", checkout.source.parent)
+    assert alone.code == 1 and A in alone.out and "next:" not in alone.out
+    installed = run("audit", "--env", checkout.prefix)
+    assert f"next: sm120patch diff --env {checkout.prefix}" in installed.out
+
+
 def test_an_open_change_is_settled_before_anything_is_called_an_edit(place: Place) -> None:
     from tests.support.command import run_killed_at
 
