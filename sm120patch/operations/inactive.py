@@ -6,7 +6,7 @@ Reads nothing itself: it is handed a snapshot, and the ledger's history and newe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, advice_for, choose
@@ -31,11 +31,10 @@ _FIRST = (State.UNKNOWN, State.EDITED)
 """What is wrong with a file comes before what versions say, what nobody could read first."""
 
 
-@dataclass(frozen=True)
-class Others:
+class Others(NamedTuple):
     """What is known of contents that the ledger at hand does not have."""
 
-    claimed: Mapping[FileKey, tuple[str, str]] = field(default_factory=dict)
+    claimed: Mapping[FileKey, tuple[str, str]] = {}
     """(target, path) -> sha256 and prefix of the environment whose ledger has it."""
     orphaned: Collection[str] = ()
     """sha256 of what is left in the store of a ledger that is gone."""
@@ -45,8 +44,7 @@ class Others:
         return file.sha256 in self.orphaned and file.sha256 != file.pristine_sha256
 
 
-@dataclass(frozen=True)
-class _Look:
+class _Look(NamedTuple):
     """What one set by itself comes to."""
 
     state: State

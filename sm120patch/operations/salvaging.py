@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sm120patch import exchange, transaction
 from sm120patch.claims import checkouts_held
@@ -30,8 +30,7 @@ NAME = "lost-ledger"
 """Stands in the new ledger for all sets that the old one knew."""
 
 
-@dataclass(frozen=True)
-class Salvaged:
+class Salvaged(NamedTuple):
     """What was put back, what was left alone, and where a damaged ledger is now."""
 
     restored: tuple[str, ...]

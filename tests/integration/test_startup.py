@@ -82,7 +82,7 @@ def test_looking_at_wheels_loads_no_engine(loaded: Loaded) -> None:
 
 def test_the_shipped_catalogue_is_looked_up_without_an_engine(loaded: Loaded) -> None:
     modules = loaded.by("status", "--env", loaded.root / "env")
-    assert not modules & (HEAVY | {"click", "tomllib", "subprocess"})
+    assert not modules & (HEAVY | {"click", "tomllib", "subprocess", "dataclasses", "inspect"})
 
 
 def test_status_of_a_verified_set_starts_no_load_generator(tmp_path: Path) -> None:
