@@ -53,7 +53,11 @@ class Question:
         self._pid, self._fds = _start(python, [kind, *packages])
 
     def answer(self) -> Mapping[str, Any]:
-        """Return what it says; HostError when there is no answer in time, or another one."""
+        """Return what it says; HostError when there is no answer in time, or another one.
+
+        The time begins now: what else was done since the start is no delay of the interpreter.
+        """
+        self._deadline = time.monotonic() + self._timeout
         answer = self._answer()
         self.close()
         return answer
