@@ -66,15 +66,20 @@ def inactive_status(
     members = [catalogue.get(n) for n in catalogue.closure([name])]
     looks = [found for member in members for found in _look(member, snapshot, past, others)]
     state, reason = _joined(looks)
-    versions = {n: t.version for n, t in snapshot.targets.items()}
-    if last is not None and last.kind == "rejected" and last.data.get("versions") == versions:
-        rejected = state is State.ABSENT
-        state, reason = (State.REJECTED, rejection(last)) if rejected else (state, reason)
+    rejected = "" if last is None else _rejection(last, snapshot)
+    if state is State.ABSENT and rejected:
+        state, reason = State.REJECTED, rejected
     return SetStatus(name, state, reason, revision=patch_set.revision)
 
 
-def rejection(event: Event) -> str:
-    """Say of a rejection what the verdict was, and when; never that of another kind as real."""
+def _rejection(event: Event, snapshot: Snapshot) -> str:
+    """Say of a rejection of these versions what the verdict was, and when; empty for all else.
+
+    Evidence that is not real is always named with its kind.
+    """
+    versions = {name: target.version for name, target in snapshot.targets.items()}
+    if event.kind != "rejected" or event.data.get("versions") != versions:
+        return ""
     kind = event.data.get("kind", EvidenceKind.REAL.value)
     said = "" if kind == EvidenceKind.REAL.value else f" ({kind})"
     return f"{event.data.get('verdict', 'rejected')}{said} on {event.at}"
@@ -89,7 +94,7 @@ def _joined(looks: list[_Look]) -> tuple[State, str]:
     blocked = [found for found in live if found.state is State.NOT_APPLICABLE]
     if live and all(found.state is State.UPSTREAM for found in live):
         return State.UPSTREAM, live[0].reason
-    if blocked or not live:
+    if blocked or (looks and not live):
         return State.NOT_APPLICABLE, (blocked or looks)[0].reason
     return State.ABSENT, ""
 
