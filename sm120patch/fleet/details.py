@@ -16,6 +16,7 @@ KEPT = frozenset(("applied", "verified", "staged", "rejected"))
 """Events whose measurement is of a content; `experiment` is of launch options."""
 GPU_FIGURES = ("power_w", "sm_mhz", "mem_mhz", "temp_c")
 LIMIT = "power_limit_w"
+AT_WORK = "at_work"
 _MOST_LEVELS = 100
 _MOST_REPEATS = 1000
 _MOST_FIELDS = 2000
@@ -109,14 +110,23 @@ def _scalar(value: object) -> str:
 
 
 def _gpus(readings: list[Record]) -> dict[str, float]:
+    """Means over the GPUs that were at work; one that idles at its lowest clock says nothing."""
     found = {}
-    gpus = [gpu for reading in readings for gpu in records(reading, "gpus")[:64]]
+    working = [gpu for reading in readings for gpu in _at_work(reading)]
     for name in (*GPU_FIGURES, LIMIT):
         keys = (name,) if name == LIMIT else (name, "mean")
-        known = [value for gpu in gpus if (value := number(gpu, *keys)) is not None]
+        known = [value for gpu in working if (value := number(gpu, *keys)) is not None]
         if known:
             found[name] = statistics.fmean(known)
+    if working:
+        found[AT_WORK] = len(working) / len(readings)
     return found
+
+
+def _at_work(reading: Record) -> list[Record]:
+    gpus = records(reading, "gpus")[:64]
+    loads = [number(gpu, "util", "mean") for gpu in gpus]
+    return [gpu for gpu, load in zip(gpus, loads, strict=True) if load is None or load >= 1]
 
 
 def _throttled(readings: list[Record]) -> dict[str, float]:

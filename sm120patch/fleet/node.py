@@ -116,8 +116,8 @@ class Measurement:
     server: Mapping[str, str] = field(default_factory=dict)
     """What that server said of itself, volatile fields left out."""
     gpus: Mapping[str, float] = field(default_factory=dict)
-    """Means over the GPUs while it was measured: `power_w`, `sm_mhz`, `mem_mhz`, `temp_c`,
-    `power_limit_w`."""
+    """Means over the GPUs that worked while it was measured: `power_w`, `sm_mhz`, `mem_mhz`,
+    `temp_c`, `power_limit_w`; and how many there were, `at_work`."""
     throttled: Mapping[str, float] = field(default_factory=dict)
     """Reason -> largest share of the readings on one GPU."""
     profile: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from sm120patch.fleet.details import AT_WORK
 from sm120patch.fleet.node import Details, Measurement, NodeFacts, SetFacts
 from sm120patch.model import State
 
@@ -169,6 +170,10 @@ def _of_readings(
     """Clocks, power and throttling while they were measured."""
     if mine is None or theirs is None or mine.kind != theirs.kind:
         return
+    working = [m.gpus.get(AT_WORK, 0.0) for m in (mine, theirs)]
+    if all(working) and working[0] != working[1]:
+        shown = [f"{count:g}" for count in working]
+        yield Reason(4, "GPUs at work while it was measured", (shown[0], shown[1]))
     for name, (words, unit, least) in _FIGURES.items():
         a, b = mine.gpus.get(name), theirs.gpus.get(name)
         if a is None or b is None or abs(a - b) <= least * max(abs(a), abs(b)):
@@ -235,7 +240,16 @@ def _of_launch(mine: Measurement | None, theirs: Measurement | None) -> Iterator
     for field in differing[:50]:
         shown = [m.server.get(field, "-") for m in (mine, theirs)]
         yield Reason(17, f"server: {field}", (shown[0], shown[1]))
-    if not fields and mine.command != theirs.command:
-        yield Reason(17, "command line of the server", (mine.command, theirs.command))
+    if not differing and mine.command != theirs.command:
+        shown = [
+            _only_in(m.command, other.command) for m, other in ((mine, theirs), (theirs, mine))
+        ]
+        yield Reason(17, "command line of the server", (shown[0], shown[1]))
     if mine.profile != theirs.profile:
         yield Reason(45, "profile of the verification", (mine.profile[:12], theirs.profile[:12]))
+
+
+def _only_in(command: str, other: str) -> str:
+    """Words of a command line that the other has not; all where only their order differs."""
+    known = set(other.split())
+    return " ".join(word for word in command.split() if word not in known) or command

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sm120patch.fleet.overview import overview
 from sm120patch.fleet.page import render
 from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.tables import comparison_text
+from tests.support.command import CHECKOUT
 from tests.support.facts import Facts, result, set_of, small, unreachable
 from tests.support.pages import Page, check_harmless
 
@@ -215,6 +217,8 @@ def gpu_reading(name: str, value: object) -> Change:
         (lambda f: data_of(f)["arms"]["patched"]["server_info"].update(tp_size=4),
          "server: tp_size", ""),
         (lambda f: data_of(f)["arms"]["patched"]["server_info"].update(pid=99), "", ""),
+        (lambda f: data_of(f)["commands"].update(patched="serve --slow"),
+         "command line of the server", ""),
         (lambda f: result(f, "history")["events"][0]["evidence"].update(profile="q"),
          "profile of the verification", ""),
         (lambda f: set_of(f, "one")["evidence"].update(verdict="no-regression"),
@@ -263,6 +267,17 @@ def test_sets_that_differ_alike_are_told_together():
 
     found = compare(node("a", 1.0, kernel("improved")), node("b", 1.0, kernel("no-regression")))
     assert matters(found) == ["verdict of kernel, one"]
+
+
+def test_of_two_command_lines_the_words_that_differ_are_shown():
+    def command(text: str) -> Change:
+        return lambda f: data_of(f)["commands"].update(patched=text)
+
+    one, other = "X=1 serve --tp 2 --model m", "serve --tp 4 --model m"
+    found = compare(node("a", 1.0, command(one)), node("b", 1.0, command(other)))
+    assert [r.values for r in found.reasons] == [("X=1 2", "4")]
+    turned = compare(node("a", 1.0, command("a b")), node("b", 1.0, command("b a")))
+    assert [r.values for r in turned.reasons] == [("a b", "b a")]
 
 
 def test_modules_that_are_not_compiled_are_a_reason():
@@ -328,3 +343,61 @@ def test_nothing_is_compared_with_an_unknown_node():
     found = compare(node("a"), gone)
     assert found.unknown and found.reasons == () and found.speeds == ()
     assert everything(found) == "b is unknown: was not reached: ssh: connection timed out"
+
+
+# --- recorded on real GPUs ----------------------------------------------------------------------
+
+MACHINE = json.loads((CHECKOUT / "benchmarks/gpu/results/two-h200-3.json").read_text())
+TWO = [("null", "baseline"), ("null", "patched"), ("fusion-verify", "baseline")]
+ONE = [("null-one", "baseline"), ("null-one", "patched")]
+"""Servers with equal code and options on two GPUs and on one: the null sets change no code."""
+
+
+def recorded(name: str, run: str, arm: str, change: Change = lambda _f: None) -> NodeFacts:
+    """A node whose newest measurement is what one arm of a real run measured on two H200."""
+    found = copy.deepcopy(MACHINE["verifications"][run])
+    starts = [start["repeats"] for start in found["starts"] if start["arm"] == arm]
+    blocks = [
+        {"workloads": repeats, "telemetry": reading}
+        for repeats, reading in zip(starts, found["telemetry"][arm], strict=True)
+    ]
+    one = event(1.0)
+    one["evidence"]["data"] = {
+        "client": "native", "workloads": found["workloads"], "noise": found["noise"],
+        "arms": {"patched": {"blocks": blocks}}, "blocks_run": ["patched"] * len(blocks),
+        "commands": {"patched": found["commands"][arm]},
+    }  # fmt: skip
+    return node(name, None, lambda f: result(f, "history")["events"].append(one), change)
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(TWO, 2), *combinations(ONE, 2)], ids=str)
+def test_a_real_machine_is_not_slower_than_itself(one: tuple[str, str], other: tuple[str, str]):
+    found = compare(recorded("a", *one), recorded("b", *other))
+    assert {speed.workload for speed in found.speeds} == {"single", "c64"}
+    assert found.slower == "" and not any(s.beyond_noise for s in found.speeds), found.speeds
+    assert found.reasons == (), "the same clocks, limits, power and options"
+
+
+def test_a_real_server_on_one_gpu_of_two_is_told_by_its_readings_and_options():
+    found = compare(recorded("a", *TWO[0]), recorded("b", *ONE[0]))
+    assert [s.beyond_noise for s in found.speeds if s.workload == "single"] == [True]
+    first = found.reasons[0]
+    assert (first.matter, first.values) == ("GPUs at work while it was measured", ("2", "1"))
+    assert "command line of the server" in matters(found)
+    assert "SM clock under load" not in matters(found), "the other GPU idled"
+
+
+def test_a_real_machine_that_throttles_is_told_by_its_readings():
+    def throttled(facts: Facts) -> None:
+        for block in blocks_of(facts):
+            for gpu in block["telemetry"]["gpus"]:
+                gpu["sm_mhz"]["mean"] *= 0.5
+                gpu["throttled"] = {"hw-thermal": 0.8}
+            for runs in block["workloads"].values():
+                for figures in runs:
+                    figures["output_throughput"] *= 0.4
+
+    usual = recorded("a", "null", "patched")
+    found = compare(usual, recorded("b", "null", "patched", throttled))
+    assert found.slower == "b"
+    assert matters(found) == ["throttled: hw-thermal", "SM clock under load"]
