@@ -130,6 +130,8 @@ def apply(
         output.talk(told)
     if dry_run:
         lacking = () if no_verify else changing.owed_sets(site, request, plan, chosen, demands)
+        if lacking:
+            changing.refuse_unmeasurable(site, plan)
         return _show_plan(output, site, plan, chosen, demands, lacking)
     owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
     if plan.is_noop and not owed and not ahead:
@@ -192,7 +194,7 @@ def verify(
     A pass makes them applied; a regression takes them off. With --compile no server is started:
     what the sets changed is compiled and looked at, and their state stays as it is.
     """
-    from sm120patch.operations import changing, gpus
+    from sm120patch.operations import changing, gpus, verifying
     from sm120patch.operations.site import open_site
     from sm120patch.transaction import require_settled
 
@@ -203,6 +205,7 @@ def verify(
     capability = gpus.capability_of(gpu, changing.declared_capability(chosen))
     plan = changing.verification_plan(site, sets, capability)
     if dry_run:
+        verifying.require_intact(site, site.history(), set())
         lacking = changing.unanswered(site, sets, chosen, demands)
         return _show_plan(output, site, plan, chosen, demands, lacking)
     if ahead:

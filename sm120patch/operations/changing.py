@@ -299,6 +299,17 @@ def require_same(site: Site, plan: Plan) -> None:
         )
 
 
+def refuse_unmeasurable(site: Site, plan: Plan) -> None:
+    """Raise what keeps the sets of an `apply` plan from being measured: for dry runs."""
+    from sm120patch.operations import verifying
+
+    if plan.is_noop:
+        verifying.require_intact(site, site.history(), set())
+    else:
+        _require_measured(site, plan)
+        verifying.applying(site, plan)
+
+
 def _require_measured(site: Site, plan: Plan) -> None:
     """Refuse a baseline that holds members of the request which nobody has measured.
 

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from sm120patch.operations.fleet import COLLECTION
 from tests.support.command import run
-from tests.support.place import Place, refused
+from tests.support.place import Place, refused, reinstall
 from tests.support.serving import GOOD, QUICK, Host
 
 
 def test_apply_tells_which_sets_it_would_measure(place: Place) -> None:
-    assert place.done("apply", "one", "--dry-run", "--gpu", "12.0")["owed"] == ["one"]
+    assert place.done("apply", "one", "two", "--dry-run")["owed"] == ["one", "two"]
     assert place.done("apply", "one", "--dry-run", "--no-verify")["owed"] == []
     place.stage("one")
-    assert place.done("apply", "one", "two", "--dry-run")["owed"] == ["one", "two"]
     again = place.done("apply", "one", "--dry-run")
     assert again["noop"] and again["owed"] == ["one"], "on disk, and not measured"
 
@@ -35,6 +34,15 @@ def test_verify_tells_which_sets_lack_a_verification_and_measures_nothing(host: 
 
 def test_a_dry_verify_of_what_is_not_on_disk_is_refused(place: Place) -> None:
     refused(place.run("verify", "one", "--dry-run"), 2, "not on disk")
+
+
+def test_what_cannot_be_measured_is_refused_by_the_dry_run_already(place: Place) -> None:
+    place.stage("one")
+    refused(place.run("apply", "bundle", "--dry-run"), 5, "in both arms", "verify one")
+    assert place.done("apply", "bundle", "--dry-run", "--no-verify")["owed"] == []
+    reinstall(place, "1.0", "sglang")
+    refused(place.run("verify", "one", "--dry-run"), 5, "the disk and the ledger disagree")
+    assert place.done("apply", "one", "--dry-run")["owed"] == ["one"], "lost: it is put there again"
 
 
 def test_revert_refuses_another_plan_than_the_expected(place: Place) -> None:

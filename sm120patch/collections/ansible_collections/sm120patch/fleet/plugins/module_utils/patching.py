@@ -198,7 +198,7 @@ class Task:
         plan = answer.result
         self.found["plan"] = without_diffs(plan)
         self.found["owed"] = plan["owed"]
-        self.show(plan["sets"])
+        self.show([*sets, *plan["sets"]])
         # The plan of a verification leads to its baseline; it is to end with what is there.
         comes_to = self.status["content"] if self.state == "verified" else plan["content"]
         self.require_content(comes_to, plan["versions"])
@@ -240,7 +240,7 @@ class Task:
                 verdict=(result["verification"] or {}).get("verdict"),
                 event=result["event"],
             )
-        self.look(plan["sets"])
+        self.look([*sets, *plan["sets"]])
         if self.found["digest_after"] != self.found["digest_before"]:
             self.found["changed"] = True
         if answer.code == NOT_VERIFIED and result:

@@ -230,6 +230,11 @@ def test_absent_reverts_as_planned(command):
     assert "--profile" not in words and "--gpu" not in words
 
 
+def test_a_set_that_is_gone_already_is_told(command):
+    command.says("revert --dry-run", plan("old", noop=True, sets={}))
+    assert run(command, state="absent").result["states"] == {"one": "absent"}
+
+
 def test_all_sets_can_be_taken_off(command):
     command.says("revert --dry-run", plan("old", noop=True, sets={}))
     run(command, state="absent", sets=None, all=True)
