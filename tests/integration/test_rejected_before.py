@@ -19,7 +19,7 @@ def apply(host: Host, profile: Path, *words: str) -> object:
 
 
 def test_the_same_content_with_the_same_profile_is_not_measured_twice_unasked(host: Host) -> None:
-    profile = host.profile(BAD)
+    profile = host.profile(BAD, verify=QUICK)
     assert_rejected(host, apply(host, profile), "regressed")
     events = len(host.events())
     again = apply(host, profile)
@@ -30,23 +30,30 @@ def test_the_same_content_with_the_same_profile_is_not_measured_twice_unasked(ho
     assert "`sm120patch report fusion" in again.error["hint"] and "--yes" in again.error["hint"]
     assert "starting the server" not in again.err and len(host.events()) == events
     assert host.states()["fusion"] == "rejected"
-    assert_rejected(host, apply(host, profile, "--yes"), "regressed")
-
-
-def test_another_profile_or_no_measurement_is_only_told(host: Host) -> None:
-    assert apply(host, host.profile(BAD)).code == 8
-    dry = apply(host, host.profile(BAD), "--dry-run")
+    dry = apply(host, profile, "--dry-run")
     assert dry.code == 0 and "was rejected here" in dry.err
-    staged = apply(host, host.profile(BAD), "--no-verify")
+
+
+@pytest.mark.slow
+def test_with_yes_it_is_measured_again(host: Host) -> None:
+    profile = host.profile(BAD, verify=QUICK)
+    for words in ((), ("--yes",)):
+        assert_rejected(host, apply(host, profile, *words), "regressed")
+
+
+@pytest.mark.slow
+def test_another_profile_or_no_measurement_is_only_told(host: Host) -> None:
+    assert apply(host, host.profile(BAD, verify=QUICK)).code == 8
+    staged = apply(host, host.profile(BAD, verify=QUICK), "--no-verify")
     assert staged.code == 0 and "was rejected here" in staged.err
     assert host.run("revert", "--all").code == 0
-    good = apply(host, host.profile(GOOD))
+    good = apply(host, host.profile(GOOD, verify=QUICK))
     assert "was rejected here with another profile" in good.err
     assert (good.code, good.result["outcome"]) == (0, "applied")
     assert host.run("revert", "--all").code == 0
-    assert "was rejected here" not in apply(host, host.profile(GOOD), "--dry-run").err, (
-        "the pass since then is the last word"
-    )
+    assert (
+        "was rejected here" not in apply(host, host.profile(GOOD, verify=QUICK), "--dry-run").err
+    ), "the pass since then is the last word"
 
 
 def test_a_simulated_pass_asks_for_a_real_measurement_and_for_no_restart(host: Host) -> None:
