@@ -14,6 +14,7 @@ from sm120patch.plaintext import clean, counted, table
 _MOST_FINDINGS = 40
 _MOST_REASONS = 30
 _WIDE = 160
+_SHORT = 8  # characters of a digest in a table; findings and JSON have more
 
 
 def fleet_text(fleet: Fleet, now: datetime, *, every: bool = False) -> str:
@@ -35,7 +36,8 @@ def _summary(fleet: Fleet) -> str:
     unequal = sum(group.equal is False for group in fleet.groups)
     parts += [f"{counted(unequal, 'group')} UNEQUAL"] if unequal else []
     parts += [f"{name} applied on {fleet.applied(name)}" for name in fleet.sets]
-    common = "; ".join(filter(None, _common(fleet)))
+    versions, host, profile = _common(fleet)
+    common = "; ".join(filter(None, (versions, host, profile and f"profile {profile}")))
     return _line(", ".join(parts) + (f"  ({common})" if common else ""), 2000)
 
 
@@ -74,7 +76,8 @@ def _classes(rows: Sequence[Row], sets: Sequence[str], *, every: bool) -> list[C
 
 def _signature(row: Row, sets: Sequence[str]) -> tuple[object, ...]:
     node = row.node
-    cells = tuple(_cells(node.sets.get(name)) for name in sets)
+    found = [node.sets.get(name) for name in sets]
+    cells = tuple((*_cells(s), s.verdict if s else "", s.kind if s else "") for s in found)
     troubles = tuple(sorted({t.kind for t in node.troubles}))
     said = (tuple(node.versions.items()), node.code, host_words(node), node.tool)
     return row.unequal, row.groups, said, cells, troubles, row.differs
@@ -82,38 +85,42 @@ def _signature(row: Row, sets: Sequence[str]) -> tuple[object, ...]:
 
 def _rows(classes: Sequence[Class], fleet: Fleet, now: datetime) -> Iterator[tuple[str, ...]]:
     kept = _columns(fleet)
-    yield (*_kept(("NODES", "GROUP", "VERSIONS", "HOST", "CODE"), kept),
-           "SET", "STATE", "CONTENTS", "VERDICT", "PROFILE", "EVIDENCE")  # fmt: skip
+    names_ = ("NODES", "GROUP", "VERSIONS", "HOST", "CODE", "SET", "STATE", "CONTENTS", "PROFILE")
+    yield (*_kept(names_, kept), "VERDICT, AGE")
     for labels, row in classes:
-        node = row.node
-        head = _kept(_head(labels, row), kept)
-        if node.unknown:
-            yield (*head, "-", "UNKNOWN", "-", "-", "-", _line(node.unknown, _WIDE))
+        head: tuple[str, ...] = _head(labels, row)
+        if row.node.unknown or not fleet.sets:
+            state = "UNKNOWN" if row.node.unknown else "-"
+            yield (*_kept((*head, "-", state, "-", "-"), kept), "-")
             continue
         for name in fleet.sets:
-            found = node.sets.get(name)
-            yield (*head, name, *_cells(found), _age(found, now))
+            found = row.node.sets.get(name)
+            yield (*_kept((*head, name, *_cells(found)), kept), _verdict(found, now))
             head = ("",) * len(head)
-        if not fleet.sets:
-            yield (*head, "-", "-", "-", "-", "-", "-")
 
 
 def _columns(fleet: Fleet) -> tuple[bool, ...]:
     """Which of the first columns are worth their room."""
-    common = _common(fleet)
-    return True, bool(fleet.groups), common[0] is None, common[1] is None, True
+    versions, host, profile = (found is None for found in _common(fleet))
+    return True, bool(fleet.groups), versions, host, True, True, True, True, profile
 
 
 def _kept(cells: tuple[str, ...], columns: tuple[bool, ...]) -> tuple[str, ...]:
     return tuple(cell for cell, kept in zip(cells, columns, strict=True) if kept)
 
 
-def _common(fleet: Fleet) -> tuple[str | None, str | None]:
-    """Versions and host of all known nodes, where they are the same."""
-    known = [row for row in fleet.rows if not row.node.unknown]
-    found = [{_versions(row) for row in known}, {host_words(row.node) for row in known}]
-    versions, hosts = (values.pop() if len(values) == 1 else None for values in found)
-    return versions, hosts
+def _common(fleet: Fleet) -> tuple[str | None, str | None, str | None]:
+    """Versions, host, and profile of all evidence, where all known nodes have the same."""
+    known = [row.node for row in fleet.rows if not row.node.unknown]
+    sets = [node.sets.get(name) for node in known for name in fleet.sets]
+    profiles = {_profile(found) for found in sets if found is not None and found.profile}
+    found = ({_versions(node) for node in known}, {host_words(node) for node in known}, profiles)
+    versions, host, profile = (values.pop() if len(values) == 1 else None for values in found)
+    return versions, host, profile if profiles or profile else ""
+
+
+def _profile(found: SetFacts | None) -> str:
+    return found.profile[:_SHORT] if found is not None else ""
 
 
 def host_words(node: NodeFacts) -> str:
@@ -124,28 +131,31 @@ def host_words(node: NodeFacts) -> str:
     return (node.host.gpu_words or "no GPU") + driver
 
 
-def _versions(row: Row) -> str:
-    return ", ".join(f"{n} {v}" for n, v in sorted(row.node.versions.items())) or "nothing to patch"
+def _versions(node: NodeFacts) -> str:
+    return ", ".join(f"{n} {v}" for n, v in sorted(node.versions.items())) or "nothing to patch"
 
 
 def _head(labels: Sequence[str], row: Row) -> tuple[str, str, str, str, str]:
-    shown = labels[0] if len(labels) == 1 else f"{names(labels, 3)} ({len(labels)})"
+    shown = labels[0] if len(labels) == 1 else f"{names(labels, 2)}"
     groups = ",".join(row.groups) or "-"
-    versions = "-" if row.node.unknown else _line(_versions(row), 80)
+    versions = "-" if row.node.unknown else _line(_versions(row.node), 80)
     host = _line(host_words(row.node), 80) or "-"
-    return _line(shown, _WIDE), _line(groups, 40), versions, host, row.node.code[:12] or "?"
+    return _line(shown, _WIDE), _line(groups, 40), versions, host, row.node.code[:_SHORT] or "?"
 
 
-def _cells(found: SetFacts | None) -> tuple[str, str, str, str]:
-    """State, contents, verdict with the kind of its evidence, profile."""
+def _cells(found: SetFacts | None) -> tuple[str, str, str]:
+    """State, contents, profile."""
     if found is None:
-        return "-", "-", "-", "-"
-    verdict = f"{found.verdict} ({found.kind})" if found.verdict else "-"
-    return found.label, found.digest[:12] or "-", verdict, found.profile[:12] or "-"
+        return "-", "-", "-"
+    return found.label, found.digest[:_SHORT] or "-", _profile(found) or "-"
 
 
-def _age(found: SetFacts | None, now: datetime) -> str:
-    return "-" if found is None or found.at is None else f"{age_words(now - found.at)} old"
+def _verdict(found: SetFacts | None, now: datetime) -> str:
+    """With the kind of its evidence and how old that is."""
+    if found is None or not found.verdict:
+        return "-"
+    age = "" if found.at is None else f", {age_words(now - found.at)}"
+    return f"{found.verdict} ({found.kind}){age}"
 
 
 # --- two nodes ----------------------------------------------------------------------------------

@@ -54,24 +54,25 @@ def test_nodes_that_are_alike_give_no_finding_and_one_line():
     assert fleet.findings == () and not FailOn().fails(fleet.findings)
     assert fleet.applied("one") == 5 and fleet.sets == ("one",)
     text = shown(fleet)
-    assert "one applied on 5" in text and "gpu-00, gpu-01, gpu-02 and 2 more (5)" in text
+    assert "one applied on 5" in text and "gpu-00, gpu-01 and 3 more" in text
     assert len(text.splitlines()) == 4
     assert len(fleet_text(fleet, NOW, every=True).splitlines()) == 8
 
 
 def test_what_all_nodes_have_alike_is_told_once_and_else_in_a_column():
     text = shown(overview(nodes(3)))
-    assert "(sglang 0.5.9; 2 x RTX, driver 580.95)" in text and text.count("sglang") == 1
-    assert "pppppppppppp" in text, "profile of the verification"
+    assert "(sglang 0.5.9; 2 x RTX, driver 580.95; profile pppppppp)" in text
+    assert text.count("sglang") == text.count("p" * 8) == 1 and "PROFILE" not in text
 
     def other(facts: Facts) -> None:
         result(facts, "doctor")["host"]["driver"] = "570.1"
         result(facts, "status")["versions"] = {"sglang": "0.5.10"}
         environment(facts)["packages"][0]["version"] = "0.5.10"
+        set_of(facts, "one")["evidence"]["profile"] = "q" * 64
 
     rows = shown(overview([*nodes(3), node("z", other)])).splitlines()
     (row,) = (line for line in rows if line.startswith("z "))
-    assert "sglang 0.5.10" in row and "2 x RTX, driver 570.1" in row
+    assert "sglang 0.5.10" in row and "2 x RTX, driver 570.1" in row and "qqqqqqqq" in row
 
 
 def test_the_one_that_differs_comes_first_with_what_it_differs_in():
