@@ -22,6 +22,7 @@ from sm120patch.verify.spawn import (
     ServerError,
     api_key,
     exit_status,
+    hide_secrets,
     log_path,
     run_restart,
     spawn,
@@ -109,6 +110,9 @@ def running(
         seconds = time.monotonic() - began
         family = tuple(pid for pid in processes.group_members(process.pid) if pid != process.pid)
         yield Server(process.pid, settings.url, info, log, 0, seconds, process, family)
+    except ServerError as error:
+        hide_secrets(error, command, settings)
+        raise
     finally:
         # Without one of its processes a server only waits for it: there is no grace to be had.
         wrecked = bool(processes.died_unnoticed(family))

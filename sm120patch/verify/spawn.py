@@ -190,6 +190,17 @@ def api_key(settings: ServerSettings) -> str | None:
     return value
 
 
+def hide_secrets(error: ServerError, command: ArmCommand, settings: ServerSettings) -> None:
+    """Take the secrets of a profile out of the words of an error that is on its way, in place."""
+    environ = {**server_environment(command, settings), "API_KEY": api_key(settings) or ""}
+    error.message = redact_output(error.message, environ)
+    error.args = (error.message,)
+    error.details = {
+        name: redact_output(value, environ) if isinstance(value, str) else value
+        for name, value in error.details.items()
+    }
+
+
 def _resolved(command: ArmCommand, settings: ServerSettings) -> list[str]:
     key = api_key(settings)
     return [word.replace("{api_key}", key) if key else word for word in command.argv]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -181,6 +182,18 @@ def test_secrets_in_the_log_do_not_get_into_the_error(make, monkeypatch):
     assert "starting tells" in said, "the rest of the log is there"
     assert "ServerArgs(api_key='***') ***" in said
     assert "abcdefgh" not in said and "value-of-a-token" not in said
+
+
+def test_secrets_of_the_profile_do_not_get_into_the_error_either(make):
+    profile = make("tells")
+    settings = dataclasses.replace(profile.server, env={"TOLD_TOKEN": "value-of-a-token"})
+    with (
+        pytest.raises(ServerError) as caught,
+        started(dataclasses.replace(profile, server=settings)),
+    ):
+        pass
+    said = str(caught.value) + caught.value.message + json.dumps(caught.value.details)
+    assert "starting tells" in said and "value-of-a-token" not in said
 
 
 def test_a_server_that_dies_in_use_is_noticed(make):
