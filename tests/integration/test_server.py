@@ -406,7 +406,7 @@ def test_a_server_that_started_before_the_swap_is_no_evidence(external):
     with started(external(port=port)):
         pass
     time.sleep(0.1)
-    lazy = external("lazy", port=port, ready_timeout=0.5)
+    lazy = external("lazy", port=port, ready_timeout=3)
     with pytest.raises(HostError, match="not accepted as evidence") as caught, started(lazy):
         pass
     assert caught.value.code == "stale-server" and caught.value.exit_code == 10
