@@ -61,6 +61,17 @@ def test_a_set_that_is_on_a_node_must_be_named(pair: Fleet) -> None:
         node.assert_untouched()
 
 
+def test_what_is_not_said_is_asked_for(pair: Fleet) -> None:
+    for missing in ("sm120patch_sets", "sm120patch_environment"):
+        for node in pair.nodes:
+            node.left_out = {missing}
+        done = pair.play(ROLLOUT)
+        assert done.code == 2 and missing in done.out, done.out
+        assert "Plan" not in done.out
+    for node in pair.nodes:
+        node.assert_untouched()
+
+
 @pytest.mark.slow
 def test_every_node_is_applied_and_a_second_run_reports_no_change(pair: Fleet) -> None:
     done = pair.play(ROLLOUT)
@@ -101,6 +112,26 @@ def test_a_later_node_that_regresses_takes_the_canary_back(pair: Fleet) -> None:
     assert [node.state for node in pair.nodes] == ["absent", "rejected"]
     assert canary.hooks == ["drain", "resume"] * 2
     assert other.hooks == ["drain", "resume"]
+
+
+@pytest.mark.slow
+def test_nodes_of_the_same_batch_are_put_back_as_well(pair: Fleet) -> None:
+    canary, _other = pair.nodes
+    canary.serve(REGRESSES)
+    done = pair.play(ROLLOUT, sm120patch_serial="100%")
+    assert done.code == 2, done.out
+    assert "canary: rejected" in done.out and "other: rolled-back" in done.out
+    for node in pair.nodes:
+        node.assert_as_before()
+    assert [node.hooks for node in pair.nodes] == [["drain", "resume"], ["drain", "resume"] * 2]
+
+
+@pytest.mark.slow
+def test_another_content_than_the_one_that_is_expected_is_refused(pair: Fleet) -> None:
+    done = pair.play(ROLLOUT, sm120patch_expected_digest="0" * 64)
+    assert done.code == 2 and "nothing was written" in done.out
+    for node in pair.nodes:
+        node.assert_untouched()
 
 
 @pytest.mark.slow

@@ -79,6 +79,8 @@ class Node:
     catalogue: Path | None = None
     port: int = field(default_factory=free_port)
     variables: dict[str, Any] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+    """Variables that the inventory does not name."""
 
     def __post_init__(self) -> None:
         self.before = everything(self.prefix)
@@ -127,7 +129,7 @@ class Node:
     def described(self) -> dict[str, Any]:
         """What the inventory says of it."""
         catalogue = {} if self.catalogue is None else {"sm120patch_catalogue": str(self.catalogue)}
-        return {
+        described = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "sm120patch_environment": str(self.prefix),
@@ -139,6 +141,7 @@ class Node:
             **catalogue,
             **self.variables,
         }
+        return {name: value for name, value in described.items() if name not in self.left_out}
 
     @property
     def hooks(self) -> list[str]:
