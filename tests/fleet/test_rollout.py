@@ -144,6 +144,11 @@ def test_evidence_of_a_simulated_host_does_not_count(pair: Fleet) -> None:
     canary.assert_as_before()
     assert canary.state == "absent" and canary.hooks == ["drain", "resume"]
     other.assert_untouched()
+    assert canary.run("apply", "fusion", "--profile", str(canary.profile)).code == 0
+    again = pair.play(ROLLOUT, "--limit", "canary")
+    assert again.code == 2, again.out
+    assert "failed (it holds fusion with evidence of a simulated host only)" in again.out
+    assert canary.state == "applied" and canary.hooks == ["drain", "resume"], "left as it was"
 
 
 @pytest.mark.slow
