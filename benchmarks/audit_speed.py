@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("SM120PATCH_TEST_REAL_HOME", str(Path.home()))
 
+from benchmarks.speed.measuring import conditions
 from tests.support.environments import install_fake, install_wheel
 
 DOCUMENT = ROOT / "docs" / "audit-performance.md"
@@ -192,12 +193,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sm120patch-bench-") as work:
         listed, size = run(Path(work), options.rounds)
         many = memory(Path(work), (10, 100, 1000))
-    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     machine = (
         f"{options.rounds} rounds over {size / 1e6:.0f} MB; Python {platform.python_version()},"
-        f" {os.cpu_count()} CPUs of {platform.machine()}, load {load} (1, 5, 15 minutes) at the"
-        " end. On a machine with\na load above its number of CPUs the wall times are those of the"
-        " queue; CPU times and ratios hold."
+        f" {os.cpu_count()} CPUs of {platform.machine()};\n{conditions()}.\n"
+        "On a machine with a load above its number of CPUs the wall times are those of the queue;"
+        " CPU times and ratios hold."
     )
     text = f"{speed_table(listed)}\n\n{machine}\n\n## Many environments in one audit\n\n{many}\n"
     sys.stdout.write(text)

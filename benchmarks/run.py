@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.speed import growth, peers
-from benchmarks.speed.measuring import Case, floor, measure, table
+from benchmarks.speed.measuring import Case, conditions, floor, measure, table
 from benchmarks.speed.trees import GPU, PAIR, SET, Trees
 
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -155,13 +155,12 @@ def document(
     own = [c for c in cases if c.ours]
     others = [c for c in cases if not c.ours]
     flat = [case for rows in grown.values() for row in rows for case in row]
-    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     missing = "; ".join(f"{name}: {reason}" for name, reason in found.missing.items())
     versions = ", ".join(r for r, _ in peers.REQUIREMENTS.values())
     head = HEAD.format(
         rounds=rounds,
         machine=f"Python {platform.python_version()}, {os.cpu_count()} CPUs {platform.machine()}",
-        load=load,
+        conditions=conditions(),
         pair=" and ".join(f"{n} {v}" for n, v in PAIR.items()),
         versions=versions,
         missing=missing,
@@ -185,7 +184,7 @@ go through the codemods. Every figure of `apply` and `revert` includes what make
 journal, `fsync` of each file and directory, the ledger, a look for processes and builds that depend
 on the files, and the answer of the environment's interpreter to the question what it imports.
 
-{rounds} rounds in turns, on {pair}; {machine}; load {load} (1, 5, 15 minutes) at the end.
+{rounds} rounds in turns, on {pair}; {machine}; {conditions}.
 On a machine with a load above its number of CPUs the wall times are those of the queue; CPU times
 hold. Bytecode of all Python programs is there. makepatch is told the target's interpreter, as ours
 is. The other tools do less: no ranges of versions, no check of what must be there and gone, nothing
@@ -195,12 +194,16 @@ Peers: git, GNU patch and libcst of this machine, {versions}.
 Not measured: {missing}.
 """
 WHY = """
-Where one does not hold, this is why. `apply` runs three interpreters: its own with a command-line
-parser, and the environment's before and, fresh, after the change. It syncs every file and
-directory, and looks at every process of the host; p12y runs one and syncs nothing. A file that
-nobody knows needs libcst, and loading that takes longer than all of ast-grep, which is a compiled
-program. `audit --quick` has to start Python and
-to read the catalogue before it looks at the first file, and `git status` has not."""
+Where one does not hold, this is why. `apply` and `revert` run three interpreters, where p12y runs
+one: their own, with click, and the environment's before and, fresh, after the change; these three
+alone take about as long as `p12y apply` may. The rest is divided among loading 80 modules of ours,
+syncing every file and directory, the journal, the ledger, and the memory maps of every process of
+the host, which the kernel writes out on each look: the more processes, the longer it takes.
+`status` hashes what is there and asks one interpreter; `makepatch status` compares a marker. A file
+that nobody knows needs libcst, and loading that takes more than ten times as long as all of
+ast-grep, which is a compiled program. `audit --quick` has to start Python and to read the
+catalogue, and looks at servers, caches and start-up code too; `git status` does none of it. A wall
+time that is several times the CPU time of its command is that of a queue."""
 GROWTH = """
 ## Growth (ms, CPU median and wall best)
 

@@ -106,6 +106,16 @@ def floor(environ: dict[str, str], cwd: Path) -> int:
     return case.peak
 
 
+def conditions() -> str:
+    """What else this machine had to do, for the head of a document."""
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    processes = sum(place.name.isdigit() for place in Path("/proc").iterdir())
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    return f"load {load} (1, 5, 15 minutes), {processes} processes at the end; " + (
+        f"everything measured ran with nice {nice}" if nice else "nobody had priority"
+    )
+
+
 def milliseconds(seconds: float) -> str:
     """For a table: three digits are more than can be repeated."""
     value = 1000 * seconds
