@@ -79,6 +79,11 @@ class Case:
         return statistics.median(self.cpu)
 
     @property
+    def queued(self) -> bool:
+        """True when it never ran without waiting half as long as it worked, or longer."""
+        return min(self.wall) > 1.5 * self.typical
+
+    @property
     def least(self) -> float:
         """Smallest CPU time, in seconds: what other work on the machine has disturbed least."""
         return min(self.cpu)
