@@ -4,9 +4,9 @@ Paths of target files are always *relative POSIX paths below the import root of 
 distribution* (`sglang/srt/layers/communicator.py`), never absolute: the root belongs to the
 environment, the path to the catalogue.
 
-Values are named tuples: Python defines one in a quarter of the time of a frozen dataclass, and every
-command defines all of them. Two of different types with equal fields compare equal, so alternatives
-such as `EditResult` are told apart by `isinstance`, never by `==`.
+Values are named tuples: Python defines one in a quarter of the time of a frozen dataclass, and
+every command defines all of them. Two of different types with equal fields compare equal, so
+alternatives such as `EditResult` are told apart by `isinstance`, never by `==`.
 """
 
 from __future__ import annotations
