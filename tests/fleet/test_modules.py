@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -228,6 +230,31 @@ def test_measuring_returns_what_is_documented(host: Host, tmp_path: Path) -> Non
     assert documented_result("patch_set", rejected)["failed"] and not rejected["changed"]
     assert rejected["outcome"] == "rejected" and rejected["verdict"] == "regressed"
     assert host.patched() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13", "3.14"])
+def test_the_python_of_a_node_may_be_another(place: Place, tmp_path: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    place.stage("one")
+    keywords = {"vars": {"ansible_python_interpreter": python}}
+    where = {"environment": str(place.prefix), "catalogue": str(place.catalogue)}
+    found = task(tmp_path, "environment_info", keywords, **where, gather=[])
+    assert documented_result("environment_info", found)["states"]["one"] == "staged"
+    done = patch_set(tmp_path, place.options[:4], keywords, state="absent", all=True)
+    assert documented_result("patch_set", done)["outcome"] == "reverted"
+
+
+def interpreter(version: str) -> str | None:
+    """Path of an interpreter of that version; a name that cannot be started does not count."""
+    found = shutil.which(f"python{version}")
+    if found is None:
+        return None
+    asked = [found, "-c", "import sys; print(sys.executable)"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return told.stdout.strip() if told.returncode == 0 else None
 
 
 # --- nodes in trouble --------------------------------------------------------------------------
