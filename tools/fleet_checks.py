@@ -136,7 +136,11 @@ def prepared_home(home: Path) -> Iterator[None]:
     cache = home / ".ansible" / "test" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for other checks that use {home}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         for version in pip_versions():
             (cache / f"get_pip_{version.replace('.', '_')}.py").write_text(BOOTSTRAP)
         settings = home / ".config" / "pip" / "pip.conf"

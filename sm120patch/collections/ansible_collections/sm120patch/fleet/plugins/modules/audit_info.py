@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: audit_info
 short_description: Compare every installed file of a node with upstream's
 version_added: 0.1.0
-author: The sm120patch maintainers (@sm120patch)
+author: The sm120patch maintainers (!UNKNOWN)
 description:
   - Runs C(sm120patch audit), which finds the Python environments of a node and compares each file
     of SGLang and FlashInfer with upstream's content and with what the ledger says.

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: environment_info
 short_description: Tell what is patched in an environment of a node
 version_added: 0.1.0
-author: The sm120patch maintainers (@sm120patch)
+author: The sm120patch maintainers (!UNKNOWN)
 description:
   - Runs the commands of C(sm120patch) that only look, and returns what they answer.
   - Findings, interrupted commands and sets that are not verified are answers, not failures.

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: patch_set
 short_description: Patch SGLang and FlashInfer on a node, verified there
 version_added: 0.1.0
-author: The sm120patch maintainers (@sm120patch)
+author: The sm120patch maintainers (!UNKNOWN)
 description:
   - Puts patch sets onto a node with C(sm120patch apply), measures them there, or takes them off.
   - A set counts as applied only after a verification of exactly this content on this host has
