@@ -281,7 +281,7 @@ def test_a_busy_node_fails_and_says_who_is_at_work(host: Host, tmp_path: Path) -
         assert "apply fusion" in busy["msg"] and "hint: " in busy["msg"]
     finally:
         other.send(signal.SIGINT)
-        other.finish()
+        other.finish(300)  # it puts the other content back first
 
 
 @pytest.mark.slow
