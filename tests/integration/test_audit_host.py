@@ -176,7 +176,7 @@ def test_overlays_that_the_host_sets_are_named(result: dict[str, Any]) -> None:
 
 def test_the_answer_is_the_golden_file(host: AuditedHost, result: dict[str, Any]) -> None:
     text = json.dumps(result, indent=1, sort_keys=True).replace(str(host.root), "ROOT")
-    text = text.replace(f"python{sys.version_info[0]}.{sys.version_info[1]}", "pythonX")
+    text = re.sub(r"python3\.\d+", "pythonX", text)
     text = re.sub(r"\"python\": \"3\.\d+\"", '"python": "X"', text)
     text = re.sub(r"archive-v0/[\w-]+", "archive-v0/ID", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:+]+", "TIME", text)
