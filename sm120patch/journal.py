@@ -154,7 +154,7 @@ def _check(journal: Journal) -> None:
     if journal.moving_to not in (*sides, None):
         raise ValueError("unknown side")
     for entry in journal.files:
-        for text in (entry.root, entry.path, entry.a_sha256, entry.b_sha256):
+        for text in (entry.target, entry.root, entry.path, entry.a_sha256, entry.b_sha256):
             if not isinstance(text, str):
                 raise ValueError("a file entry is not text")
 

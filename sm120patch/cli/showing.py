@@ -52,7 +52,8 @@ def show_status(
         lines.append(f"under way: {result.under_way}")
     code = exit_code(result)
     if expect_content not in (None, result.content):
-        lines.append(f"other content than expected: {result.content}, expected {expect_content}")
+        found = result.content or "nobody can tell which"
+        lines.append(f"other content than expected: {found}, expected {expect_content}")
         code = code or ExitCode.FINDINGS
     output.data(
         {

@@ -15,7 +15,15 @@ from sm120patch.errors import RecoveryNeededError
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Journal, busy_sets
 from sm120patch.ledger import Ledger, read_ledger
-from sm120patch.model import ABSENT, EvidenceKind, Obstacle, Snapshot, State, Variant
+from sm120patch.model import (
+    ABSENT,
+    EvidenceKind,
+    FileSnapshot,
+    Obstacle,
+    Snapshot,
+    State,
+    Variant,
+)
 from sm120patch.operations.inactive import Others, inactive_status, known_as
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, content_digest
@@ -50,8 +58,11 @@ class Status(NamedTuple):
     """Command that an open journal belongs to, when nobody works on it any more."""
     under_way: str | None = None
     """Command that holds the environment right now."""
-    content: str = ""
-    """Digest of what the files of ours hold now, and of the versions: see `Plan.content`."""
+    content: str | None = None
+    """Digest of every file that does not hold upstream's content now, and of the versions.
+
+    See `Plan.content`. None while a journal that nobody can read hides what was changed.
+    """
     looked_at: int = 0
     """Files that sets change or have changed: no other was looked at."""
     ledger_lost: bool = False
@@ -68,7 +79,7 @@ def status(site: Site, capability: str | None = None) -> Status:
         journal, damaged = None, error.message
     with read_ledger(site.state.ledger) as ledger:
         past = History() if ledger is None else ledger.history()
-        snapshot = _snapshot(site, past, capability)
+        snapshot = _snapshot(site, past, capability, journal)
         facts = _facts(past, snapshot)
         # Where there is no ledger, what the store holds was written by one that is gone.
         gone = site.store.digests() if ledger is None and site.state.path.is_dir() else ()
@@ -83,15 +94,38 @@ def status(site: Site, capability: str | None = None) -> Status:
         sets=tuple(sets),
         interrupted=journal.command if journal is not None and holder is None else damaged,
         under_way=holder,
-        content=content_digest({k: _held(f) for k, f in facts.items()}, site.versions),
+        content=None if damaged else _content(past, journal, snapshot),
         looked_at=len(files),
         ledger_lost=any(seen.others.orphan(file) for file in files),
     )
 
 
-def _held(fact: DiskFact) -> str:
-    """Digest of what a file holds; a word for one that is not there or cannot be read."""
-    return fact.sha256 or ("unreadable" if fact.unreadable else ABSENT)
+def _content(past: History, journal: Journal | None, snapshot: Snapshot) -> str:
+    """Digest of what is on disk, by the hashes of `snapshot` alone.
+
+    A file counts unless it holds what upstream shipped: the ledger knows neither what an open
+    change has written nor what was edited without it. Where nobody knows what upstream shipped, the
+    files of the ledger and of the journal count.
+    """
+    opened = () if journal is None else journal.files
+    ours = {*past.files, *((f.target, f.path) for f in opened)}
+    found = {(t, p): f for t, target in snapshot.targets.items() for p, f in target.files.items()}
+    held = {key: _held(file) for key, file in found.items() if _changed(file, key in ours)}
+    gone = dict.fromkeys(ours - set(found), ABSENT)
+    versions = {name: target.version for name, target in snapshot.targets.items()}
+    return content_digest({**gone, **held}, versions)
+
+
+def _changed(file: FileSnapshot, ours: bool) -> bool:
+    """Tell whether a file holds anything but what upstream shipped."""
+    if file.pristine_sha256 is None:
+        return ours
+    return _held(file) != file.pristine_sha256
+
+
+def _held(file: FileSnapshot) -> str:
+    """Digest of what a file holds; a word where it is none that could be read."""
+    return file.sha256 or (file.obstacle.value if file.obstacle else ABSENT)
 
 
 class _Seen(NamedTuple):
@@ -150,9 +184,12 @@ def broken_files(site: Site, past: History) -> list[tuple[FileKey, str]]:
     return [(key, reason) for key, (state, reason) in found if state is not None]
 
 
-def _snapshot(site: Site, history: History, capability: str | None) -> Snapshot:
+def _snapshot(
+    site: Site, history: History, capability: str | None, journal: Journal | None = None
+) -> Snapshot:
+    opened = () if journal is None else journal.files
     wanted: dict[str, set[str]] = {}
-    for target, path in history.files:
+    for target, path in (*history.files, *((f.target, f.path) for f in opened)):
         wanted.setdefault(target, set()).add(path)
     for name in site.catalogue.ids:
         for change in site.catalogue.get(name).changes:
