@@ -59,7 +59,7 @@ def begin(means: Means, copy: Copy, asked: Collection[str]) -> Callable[[], Comp
     `asked` are paths whose digests the caller wants whatever they hold.
     """
     started = now_ns()
-    listing = list_package(means.tree, copy.root, copy.package)
+    listing = list_package(means.tree, copy.root, copy.package, asked)
     if copy.kind == "editable":
         return partial(_checkout, means, copy, asked, listing, started)
     if copy.record is None:
@@ -138,12 +138,17 @@ def _against_wheel(wheel: _Wheel) -> Comparison:
         return found_nothing._replace(problems=(*found_nothing.problems, *table.faults))
     inside = f"{copy.package}/"
     paths = set(listing.paths)
-    rest = [p for p in table.entries if p not in paths and not p.startswith(inside)]
+    behind = set(listing.below_leads(table.entries))
+    rest = [
+        path
+        for path in table.entries
+        if path not in paths and (path in behind or not path.startswith(inside))
+    ]
     listing.extend(list_named(means.tree, copy.root, rest))
     beside = [
         i
         for i, path in enumerate(listing.paths)
-        if not path.startswith(inside)
+        if (path in behind or not path.startswith(inside))
         and ((entry := table.entries.get(path)) is not None and entry.sha256 is not None)
     ]
     digests = _digests(means, copy.root, listing, beside, wheel.known)()
@@ -197,8 +202,13 @@ def _against_record(
             found.append(Difference(path, kind, record.sha256, digest or None))
     for path, index in places.items():
         if path.startswith(inside) and path not in table.entries:
-            found.append(Difference(path, "added", None, digests[index].sha256.hex() or None))
+            found.append(_added(path, listing, digests[index]))
     return found
+
+
+def _added(path: str, listing: Listing, digest: Digest) -> Difference:
+    leads_to = listing.leads.get(path, "")
+    return Difference(path, "added", None, digest.sha256.hex() or None, leads_to)
 
 
 # --- checkouts ---------------------------------------------------------------------------------
@@ -210,6 +220,9 @@ def _checkout(
     commit = gittree.read_commit(means.tree, copy.root, copy.package)
     if isinstance(commit, str):
         return _unknown(means, copy, asked, listing, commit)
+    listed = set(listing.paths)
+    behind = [path for path in listing.below_leads(commit.blobs) if path not in listed]
+    listing.extend(list_named(means.tree, copy.root, behind))
     place = f"{means.tree.root}:{copy.root}:{copy.target}"
     cached = means.cache.read(place) if means.cache is not None and means.quick else None
     wanted = range(len(listing.paths))
@@ -238,10 +251,11 @@ def _against_commit(
     untracked = [
         path
         for path in places
-        if path not in commit.blobs and not any(path.startswith(link) for link in commit.links)
+        if path not in commit.blobs
+        and not any(f"{path}/".startswith(f"{link}/") for link in commit.links)
     ]
     for path in ignored.not_ignored(tree, commit, untracked):
-        found.append(Difference(path, "added", None, digests[places[path]].sha256.hex() or None))
+        found.append(_added(path, listing, digests[places[path]]))
     return found
 
 

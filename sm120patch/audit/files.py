@@ -1,17 +1,19 @@
 """List the files of a package with what the kernel says of them, and hash them. Reads disk only.
 
 A file is hashed through descriptors that were opened one directory after the other, so that below
-another root nothing outside it is read (see `tree`). Links in a package are followed: some
-installers lay out whole environments that way.
+another root nothing outside it is read (see `tree`). A package that is a link as a whole, and links
+to files in it, are followed: some installers lay out environments that way. A link to a directory
+is listed and not entered: what lies there is no bounded part of the package.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -41,6 +43,8 @@ class Listing:
     """Path -> where it really lies (inside path), for those that a link leads to."""
     linked: set[int] = field(default_factory=set)
     """Positions of files with more than one name on the file system."""
+    leads: dict[str, str] = field(default_factory=dict)
+    """Directory that is not entered, listed like a file -> the directory that it leads to."""
     device: int = 0
     problems: list[str] = field(default_factory=list)
     """Directories that could not be listed, in words."""
@@ -68,7 +72,13 @@ class Listing:
         self.signs.extend(other.signs)
         self.real.update(other.real)
         self.linked |= {start + index for index in other.linked}
+        self.leads.update(other.leads)
         self.problems += other.problems
+
+    def below_leads(self, paths: Iterable[str]) -> list[str]:
+        """Return those of `paths` that lie below a directory that was not entered."""
+        starts = tuple(f"{path}/" for path in self.leads)
+        return sorted({path for path in paths if path.startswith(starts)}) if starts else []
 
     @property
     def size(self) -> int:
@@ -76,77 +86,85 @@ class Listing:
         return sum(self.signs[::WIDTH])
 
 
-def list_package(tree: Tree, root: str, package: str) -> Listing:
-    """List every file of `root`/`package` but cached bytecode, links followed, in a fixed order."""
+def list_package(tree: Tree, root: str, package: str, named: Collection[str] = ()) -> Listing:
+    """List every file of `root`/`package` but cached bytecode in a fixed order.
+
+    No directory is entered twice, and none through a link but that of the package itself. Of
+    `named`, files below directories that are not entered are listed where they are there.
+    """
     listing = Listing()
     try:
         real = tree.real(f"{root}/{package}")
+        above = tree.real(root)
         listing.device = os.lstat(tree.outside(real)).st_dev
+        if f"{above}/".startswith(f"{real.rstrip('/')}/"):
+            raise OSError(errno.ELOOP, f"it leads to {real}, in which it lies itself")
+        fd = tree.open_directory(real)
     except OSError as error:
         listing.problems.append(f"{root}/{package}: {error.strerror}")
         return listing
-    _enter(tree, real, package, listing, (), linked=real != f"{root}/{package}")
+    linked = real != f"{root}/{package}"
+    _walk(_Walk(tree, listing, linked), fd, real, package)
+    listing.extend(list_named(tree, root, listing.below_leads(named)))
     return listing
 
 
-def _enter(
-    tree: Tree, real: str, path: str, listing: Listing, above: tuple[str, ...], *, linked: bool
-) -> None:
-    """List a directory that is reached by its path; `above` are those that were entered so."""
-    if real in above:
-        return  # A link leads back to a directory that it lies in.
-    try:
-        fd = tree.open_directory(real)
-    except OSError as error:
-        listing.problems.append(f"{path}: {error.strerror}")
-        return
-    _walk(tree, fd, real, path, listing, (*above, real), linked)
+@dataclass
+class _Walk:
+    """What one walk knows everywhere."""
+
+    tree: Tree
+    listing: Listing
+    linked: bool
+    """The package is reached through a link."""
+    seen: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Device and inode of each directory that was entered -> its real path."""
 
 
-def _walk(
-    tree: Tree,
-    fd: int,
-    real: str,
-    path: str,
-    listing: Listing,
-    above: tuple[str, ...],
-    linked: bool,
-) -> None:
+def _walk(walk: _Walk, fd: int, real: str, path: str) -> None:
     """List an open directory and those below it; closes `fd`."""
-    add = listing.add
     try:
+        status = os.fstat(fd)
+        # A mount can show a directory twice.
+        first = walk.seen.setdefault((status.st_dev, status.st_ino), real)
+        if first != real:
+            walk.listing.leads[path] = first
+            walk.listing.add(path, status)
+            return
         with os.scandir(fd) as found:
             for entry in sorted(found, key=_BY_NAME):
-                name = entry.name
-                below = f"{path}/{name}"
-                if entry.is_dir(follow_symlinks=False):
-                    if name != BYTECODE:
-                        inside = os.open(name, _DIRECTORY, dir_fd=fd)
-                        _walk(tree, inside, f"{real}/{name}", below, listing, above, linked)
-                elif entry.is_symlink():
-                    _follow(tree, f"{real}/{name}", below, listing, above)
-                else:
-                    add(below, entry.stat(follow_symlinks=False))
-                    if linked:
-                        listing.real[below] = f"{real}/{name}"
+                _list(walk, fd, entry, f"{real}/{entry.name}", f"{path}/{entry.name}")
     except OSError as error:
         # What vanishes meanwhile ends the list of its directory: then that is not known.
-        listing.problems.append(f"{path}: {error.strerror}")
+        walk.listing.problems.append(f"{path}: {error.strerror}")
     finally:
         os.close(fd)
 
 
-def _follow(tree: Tree, link: str, path: str, listing: Listing, above: tuple[str, ...]) -> None:
+def _list(walk: _Walk, fd: int, entry: os.DirEntry[str], real: str, path: str) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        if entry.name != BYTECODE:
+            _walk(walk, os.open(entry.name, _DIRECTORY, dir_fd=fd), real, path)
+    elif entry.is_symlink():
+        _follow(walk, real, path)
+    else:
+        walk.listing.add(path, entry.stat(follow_symlinks=False))
+        if walk.linked:
+            walk.listing.real[path] = real
+
+
+def _follow(walk: _Walk, link: str, path: str) -> None:
+    tree, listing = walk.tree, walk.listing
     try:
         real = tree.real(link)
-        status = os.lstat(tree.outside(real))
+        status = os.lstat(tree.outside(real) or "/")
+        if stat.S_ISDIR(status.st_mode):
+            listing.leads[path] = real
+            real, status = link, os.lstat(tree.outside(link))
     except OSError:
         return  # A dangling link is no file; where RECORD lists it, it is missing.
-    if not stat.S_ISDIR(status.st_mode):
-        listing.real[path] = real
-        listing.add(path, status)
-    elif not f"{link}/".startswith(f"{real}/"):  # else a circle: it leads to where it lies
-        _enter(tree, real, path, listing, above, linked=True)
+    listing.real[path] = real
+    listing.add(path, status)
 
 
 def list_named(tree: Tree, root: str, paths: Iterable[str]) -> Listing:

@@ -208,9 +208,16 @@ def _unowned(
     state = _STATES[difference.kind]
     known = _known(key, found)
     report = FileReport(*key, state, found, difference.expected, (), known)
-    detail = _SAID.get(state) or _edited(key, difference, disk, catalogue, known)
+    detail = leading(difference.leads_to) or _SAID.get(state, "")
+    detail = detail or _edited(key, difference, disk, catalogue, known)
     hint = DIFF if state is FileState.FOREIGN else ""
     return report, Finding(Kind(state.value), *key, detail, (), hint)
+
+
+def leading(directory: str) -> str:
+    """Say what a directory is that leads elsewhere; empty for what leads nowhere."""
+    looked = "only what upstream shipped was looked at below it"
+    return f"it leads to the directory {directory}; {looked}" if directory else ""
 
 
 def _nothing(_key: FileKey) -> None:

@@ -46,6 +46,8 @@ class Difference(NamedTuple):
     """sha256 that upstream shipped, when known."""
     found: str | None = None
     """sha256 on disk, when readable."""
+    leads_to: str = ""
+    """Directory that stands elsewhere and was not looked into, of what was added."""
 
 
 def safe_relative(path: str) -> bool:

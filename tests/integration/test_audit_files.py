@@ -128,7 +128,7 @@ def test_every_file_is_hashed_whatever_the_number_of_workers(
         assert hasher.bytes == sum(p.stat().st_size for p in tmp_path.rglob("*.py")) + (3 << 20)
 
 
-def test_links_in_a_package_are_followed_and_circles_end(tmp_path: Path) -> None:
+def test_links_to_files_are_followed_and_those_to_directories_are_listed(tmp_path: Path) -> None:
     make_package(tmp_path / "store")
     site = tmp_path / "site"
     (site / "pkg").mkdir(parents=True)
@@ -136,10 +136,48 @@ def test_links_in_a_package_are_followed_and_circles_end(tmp_path: Path) -> None
     (site / "pkg" / "directory").symlink_to(tmp_path / "store" / "pkg")
     (site / "pkg" / "circle").symlink_to(site / "pkg")
     (site / "pkg" / "dangling").symlink_to("nowhere")
+    listing = list_package(Tree(), str(site), "pkg", ["pkg/directory/d2/f2.py", "pkg/directory/no"])
+    store = str(tmp_path / "store" / "pkg")
+    assert listing.leads == {"pkg/circle": str(site / "pkg"), "pkg/directory": store}
+    assert listing.paths[-1] == "pkg/directory/d2/f2.py", "what is asked for is looked at"
     with Hasher(1) as hasher:
         found = hashed(site, hasher)
-    assert set(found) == {"pkg/file.py", *(f"pkg/directory/d{n}/f{n}.py" for n in range(3))}
-    assert found["pkg/file.py"] == hashlib.sha256(b"x").hexdigest()
+    one = hashlib.sha256(b"x").hexdigest()
+    assert found == {"pkg/circle": "", "pkg/directory": "", "pkg/file.py": one}
+
+
+def test_a_package_that_is_a_link_as_a_whole_is_entered(tmp_path: Path) -> None:
+    make_package(tmp_path / "store")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "pkg").symlink_to(tmp_path / "store" / "pkg")
+    with Hasher(1) as hasher:
+        assert len(hashed(tmp_path / "site", hasher)) == 3
+
+
+@pytest.mark.parametrize("target", ["/", "..", "."])
+def test_a_package_that_leads_to_where_it_lies_is_not_entered(tmp_path: Path, target: str) -> None:
+    (tmp_path / "pkg").symlink_to(target)
+    listing = list_package(Tree(), str(tmp_path), "pkg")
+    assert listing.paths == [] and "in which it lies itself" in listing.problems[0]
+
+
+def test_a_directory_that_is_there_twice_is_entered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount can do that, for which it takes root: here the kernel's word for it is changed."""
+    make_package(tmp_path)
+    plain = os.fstat
+    first = (tmp_path / "pkg" / "d0").stat()
+
+    def fstat(fd: int) -> os.stat_result:
+        found = plain(fd)
+        same = Path(f"/proc/self/fd/{fd}").readlink().name in ("d0", "d1")
+        return first if same else found
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    listing = list_package(Tree(), str(tmp_path), "pkg", ["pkg/d1/f1.py"])
+    assert listing.leads == {"pkg/d1": str(tmp_path / "pkg" / "d0")}
+    assert listing.paths == ["pkg/d0/f0.py", "pkg/d1", "pkg/d2/f2.py", "pkg/d1/f1.py"]
 
 
 def test_what_is_no_readable_file_has_no_digest(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sm120patch.audit import gittree
 from sm120patch.audit.gittree import Commit
 from sm120patch.audit.tree import Tree
 from tests.support.audited import FILES, SED_A, sh
-from tests.support.catalogue import A_TEXT, A, B
+from tests.support.catalogue import A_TEXT, KERNEL, A, B
 from tests.support.command import Ran, run
 from tests.support.environments import commit_all, install_editable, install_fake
 from tests.support.place import Checkout, Place, slow
@@ -201,6 +201,60 @@ def test_a_checkout_that_another_environment_has_patched_is_theirs(checkout: Che
     assert str(checkout.prefix) in file["known_as"] and findings(ran) == set()
     sh(f"echo '# mine' >> {A}", checkout.source)
     assert findings(run("audit", *second)) == {("drifted", A)}
+
+
+# --- linked directories ------------------------------------------------------------------------
+
+
+def details(ran: Ran) -> dict[str, str]:
+    return {f["path"]: f["detail"] for f in ran.result["findings"]}
+
+
+def test_a_linked_directory_is_one_finding_and_is_not_entered(place: Place, tmp_path: Path) -> None:
+    for number in range(40):  # each of them twice: 2^40 paths to its end
+        below = tmp_path / "deep" / str(number)
+        below.mkdir(parents=True)
+        for name in "lr":
+            (below / name).symlink_to(tmp_path / "deep" / str(number + 1))
+    (place.site / "sglang" / "rootlink").symlink_to("/")
+    (place.site / "sglang" / "deep").symlink_to(tmp_path / "deep" / "0")
+    (place.site / "sglang" / "back").symlink_to(".")
+    ran = place.run("audit")
+    names = ("back", "deep", "rootlink")
+    assert findings(ran) == {("added", f"sglang/{name}") for name in names}
+    assert details(ran)["sglang/rootlink"].startswith("it leads to the directory /; only what")
+    assert findings(place.run("audit", "--quick")) == findings(ran)
+    (place.site / "sglang" / "deep").unlink()
+    assert len(findings(place.run("audit", "--quick"))) == 2
+
+
+def test_what_upstream_shipped_is_judged_behind_a_link_too(place: Place, tmp_path: Path) -> None:
+    data = place.site / "flashinfer" / "data"
+    shutil.move(data, tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "more.py").write_text("")
+    link = ("added", "flashinfer/data")
+    assert audit(place) == {link}
+    (tmp_path / "elsewhere" / "include" / "kernel.cuh").write_text("// mine\n")
+    assert audit(place) == {link, ("foreign", KERNEL)}
+    (tmp_path / "elsewhere" / "include" / "kernel.cuh").unlink()
+    assert audit(place) == {link, ("missing", KERNEL)}
+
+
+def test_a_checkouts_files_are_judged_behind_a_link_too(tmp_path: Path) -> None:
+    place = Checkout(tmp_path)
+    repository = place.source.parent
+    (place.source / "sglang" / "sub").mkdir()
+    (place.source / "sglang" / "sub" / "x.py").write_text("x = 1\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-q", "-m", "more")
+    shutil.move(place.source / "sglang" / "sub", tmp_path / "elsewhere")
+    (place.source / "sglang" / "sub").symlink_to(tmp_path / "elsewhere")
+    assert audit(place) == {("added", "sglang/sub")}
+    (tmp_path / "elsewhere" / "x.py").write_text("x = 2\n")
+    assert audit(place) == {("added", "sglang/sub"), ("foreign", "sglang/sub/x.py")}
+    (repository / ".gitignore").write_text("sub\n")
+    assert ("added", "sglang/sub") not in audit(place), "git would not name it either"
 
 
 # --- hostile metadata --------------------------------------------------------------------------
