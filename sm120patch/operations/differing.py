@@ -7,16 +7,26 @@ digest that ledger, RECORD or HEAD name.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120patch.audit.findings import FileState, Kind
+from sm120patch.audit import judging
+from sm120patch.audit.findings import FileReport, FileState, Kind
+from sm120patch.audit.tree import Tree
 from sm120patch.claims import claimed_files
 from sm120patch.environment import take_snapshot
 from sm120patch.errors import HostError, UsageError
-from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, TargetSnapshot
+from sm120patch.model import (
+    ABSENT,
+    FileSnapshot,
+    Obstacle,
+    Snapshot,
+    TargetSnapshot,
+    sha256_hex,
+)
 from sm120patch.operations import auditing
 from sm120patch.operations.inactive import OBSTACLES, known_as
 from sm120patch.operations.site import Site
@@ -74,20 +84,27 @@ def differences(
     """Return every file that holds neither upstream's content nor ours, in order of the paths.
 
     `names` restricts it to some files, then the only ones that are read, or folders; `everything`
-    adds what our own sets have changed. Raises UsageError for a name that is in no package.
+    adds what our own sets have changed. Raises UsageError for a name that is in no package, or
+    that nothing knows: neither the disk nor RECORD, HEAD or the ledger.
     """
     places = [_place(site, name) for name in names]
-    folders = [(t, p) for t, p in places if (site.environment.installations[t].root / p).is_dir()]
+    folders = [place for place in places if not _is_one(site, place)]
     wanted: dict[str, set[str]] = {}
     unknown: tuple[str, ...] = ()
     if folders or not places:
-        wanted, unknown = _differing(site, progress, folders, everything=everything)
+        found, unknown = _audited(site, progress)
+        for place in folders:
+            unknown += _not_there(site, place, found, unknown)
+        for file in found:
+            inside = any(_inside(file, place) for place in folders) or not folders
+            if inside and (everything or file.state is not FileState.OURS):
+                wanted.setdefault(file.target, set()).add(file.path)
     for target, path in places:
         if (target, path) not in folders:
             wanted.setdefault(target, set()).add(path)
     snapshot = take_snapshot(site.environment, wanted, site.store.get, tolerant=True)
-    found = _edits(site, snapshot, sources)
-    return Differences(tuple(edit for edit in found if everything or not edit.ours), unknown)
+    edits = _edits(site, snapshot, sources)
+    return Differences(tuple(edit for edit in edits if everything or not edit.ours), unknown)
 
 
 def _edits(site: Site, snapshot: Snapshot, sources: Sources) -> Iterator[Edit]:
@@ -122,27 +139,43 @@ def _place(site: Site, name: str) -> FileKey:
     )
 
 
-def _differing(
-    site: Site,
-    progress: Callable[[str], None],
-    folders: Iterable[FileKey],
-    *,
-    everything: bool,
-) -> tuple[dict[str, set[str]], tuple[str, ...]]:
-    """Files that an audit finds to be not simply upstream's, of the folders where some are named.
+def _is_one(site: Site, key: FileKey) -> bool:
+    """Tell whether a single file, or what stands in its place, is there to be read alone."""
+    place = site.environment.installations[key[0]].root / key[1]
+    return os.path.lexists(place) and not place.is_dir()
 
-    Returns target -> paths below the import root, and what the audit could not tell.
+
+def _inside(file: FileReport, key: FileKey) -> bool:
+    return file.target == key[0] and f"{file.path}/".startswith(f"{key[1]}/")
+
+
+def _not_there(
+    site: Site, key: FileKey, found: Sequence[FileReport], unknown: Sequence[str]
+) -> tuple[str, ...]:
+    """Say what cannot be told of a place that is named; raises UsageError where nothing knows it.
+
+    What RECORD, HEAD or the ledger know and is gone is among what the audit `found`.
     """
+    place = site.environment.installations[key[0]].root / key[1]
+    if place.exists() or any(_inside(file, key) for file in found):
+        return ()
+    if unknown:
+        return (f"{key[1]}: it is not there, and whether it should be cannot be told",)
+    raise UsageError(
+        f"{str(place)!r} is not there, and neither upstream's files nor the ledger have it",
+        hint="look at the spelling; `sm120patch diff` without FILE looks at every file",
+    )
+
+
+def _audited(
+    site: Site, progress: Callable[[str], None]
+) -> tuple[list[FileReport], tuple[str, ...]]:
+    """Files that an audit finds to be not simply upstream's, and what it could not tell."""
     scope = auditing.Scope(env=str(site.environment.prefix))
     report = auditing.audit(scope, site.catalogue, progress)
-    wanted: dict[str, set[str]] = {}
-    for environment in report.environments:
-        for file in environment.files:
-            inside = [t == file.target and file.path.startswith(f"{p}/") for t, p in folders]
-            if any(inside or [True]) and (everything or file.state is not FileState.OURS):
-                wanted.setdefault(file.target, set()).add(file.path)
+    files = [file for environment in report.environments for file in environment.files]
     unknown = (f for _environment, f in report.all_findings if f.kind is Kind.UNKNOWN)
-    return wanted, tuple(f.detail if f.path == "-" else f"{f.path}: {f.detail}" for f in unknown)
+    return files, tuple(f.detail if f.path == "-" else f"{f.path}: {f.detail}" for f in unknown)
 
 
 def _edit(
@@ -154,8 +187,12 @@ def _edit(
 ) -> Edit | None:
     """Compare one file with what should be there; None when that is what it holds."""
     target, ours = installed.target, False
+    current = owned.current_sha256 if owned is not None else None
     if file.obstacle is not None and (file.obstacle, file.pristine_sha256) != _NOT_THERE:
-        why = file.why or OBSTACLES[file.obstacle]
+        why, known_here = _behind_link(installed, file)
+        if known_here is not None and known_here in (file.pristine_sha256, current):
+            return None  # as the audit has it
+        why = why or file.why or OBSTACLES[file.obstacle]
         return Edit(target, file.path, False, why, problem="there is no content to compare")
     if owned is not None:
         ours = file.sha256 == owned.current_sha256
@@ -169,6 +206,27 @@ def _edit(
     if file.sha256 == file.pristine_sha256:
         return None
     return _against_upstream(installed, file, sources, owned, ours=ours)
+
+
+def _behind_link(installed: TargetSnapshot, file: FileSnapshot) -> tuple[str, str | None]:
+    """Say which link lies on the way to a file, and the sha256 of what is read through it."""
+    if file.obstacle is not Obstacle.SYMLINK:
+        return "", None
+    place, *below = (Path(installed.root, part) for part in _steps(file.path))
+    while not place.is_symlink():
+        place, *below = below
+    real, whole = os.path.realpath(place), Path(installed.root, file.path)
+    if below:
+        said = f"it lies behind the link {place.relative_to(installed.root)}, which leads to {real}"
+    else:
+        said = judging.leading(real) if place.is_dir() else ""
+    data = Tree().read(str(whole))
+    return said, None if data is None else sha256_hex(data)
+
+
+def _steps(path: str) -> list[str]:
+    """`a`, `a/b`, `a/b/c` for the last."""
+    return list(itertools.accumulate(path.split("/"), "{}/{}".format))
 
 
 _NOT_THERE = (Obstacle.MISSING, ABSENT)

@@ -165,6 +165,49 @@ def test_one_file_or_folder_is_looked_at_when_it_is_named(place: Place, upstream
     refused(diff(place, "/etc/passwd"), 2, "no file of a package")
 
 
+def test_a_name_that_nothing_knows_is_an_error(place: Place) -> None:
+    for name in ("sglang/nonexist.py", "sglang/no/such.py", place.site / "sglang" / "x"):
+        error = refused(diff(place, A, name), 2, "is not there", "neither upstream's files nor")
+        assert "spelling" in error["hint"]
+    (place.site / "sglang-1.0.dist-info" / "RECORD").unlink()
+    ran = diff(place, "sglang/nonexist.py")
+    assert ran.code == 1 and "whether it should be cannot be told" in ran.result["unknown"][-1]
+
+
+def test_what_record_or_the_ledger_know_and_is_gone_is_a_finding(place: Place) -> None:
+    (place.site / B).unlink()
+    ran = diff(place, B)
+    assert ran.code == 1 and (only(ran)["path"], only(ran)["detail"]) == (B, "is missing")
+    place.stage("two")
+    (place.site / A).unlink()
+    assert diff(place, A).code == 1 and only(diff(place, A))["path"] == A
+    shutil.rmtree(place.site / "flashinfer" / "data")
+    ran = diff(place, "flashinfer/data")
+    assert ran.code == 1 and KERNEL in {f["path"] for f in ran.result["files"]}
+
+
+def test_a_head_that_has_the_file_knows_it(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.a.unlink()
+    assert diff(checkout, A).code == 1 and only(diff(checkout, A))["detail"] == "is missing"
+    refused(diff(checkout, "sglang/nonexist.py"), 2, "is not there")
+
+
+def test_diff_says_of_a_linked_directory_what_the_audit_says(place: Place) -> None:
+    shutil.move(place.site / "flashinfer" / "data", place.root / "elsewhere")
+    (place.site / "flashinfer" / "data").symlink_to(place.root / "elsewhere")
+    (place.root / "elsewhere" / "new.py").write_text("")
+    (finding,) = place.run("audit").result["findings"]
+    for names in ((), ("flashinfer",), ("flashinfer/data",)):
+        found = only(diff(place, *names))
+        assert (found["path"], found["detail"]) == (finding["path"], finding["detail"])
+    assert diff(place, KERNEL).code == 0, "it is what upstream shipped"
+    (place.root / "elsewhere" / "include" / "kernel.cuh").write_text("// mine\n")
+    for path in (KERNEL, "flashinfer/data/new.py"):
+        detail = str(only(diff(place, path))["detail"])
+        assert detail.startswith("it lies behind the link flashinfer/data, which leads to ")
+
+
 def test_what_refuses_an_edit_names_the_command_that_shows_it(place: Place) -> None:
     place.write(A, MINE)
     options = " ".join(place.options[:-2])
