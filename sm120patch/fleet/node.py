@@ -40,7 +40,11 @@ class SetFacts:
 
     @property
     def counts(self) -> bool:
-        """Applied, by real evidence that passed; what a node claims beyond that is not believed."""
+        """Applied, by real evidence that passed.
+
+        Facts in which `status` and `audit` do not agree on that never come this far: see
+        `agreement`.
+        """
         real = self.kind == EvidenceKind.REAL.value
         return self.state == State.APPLIED.value and self.counted and self.passed and real
 
@@ -49,8 +53,6 @@ class SetFacts:
         """State for people; `applied` alone only where it counts."""
         if self.state != State.APPLIED.value or self.counts:
             return self.state
-        if not self.passed or not self.kind:
-            return f"{self.state} (without a passed verification)"
         return f"{self.state} ({self.kind if self.kind != 'real' else 'not counted'})"
 
     @property

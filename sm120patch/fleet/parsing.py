@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from sm120patch.fleet.agreement import KINDS, SKEW, Answers, contradictions
 from sm120patch.fleet.details import details
 from sm120patch.fleet.node import HostFacts, NodeFacts, SetFacts, Trouble
 from sm120patch.fleet.words import age_words, is_name, moment
-from sm120patch.model import EvidenceKind, State, digest_of
+from sm120patch.model import State, digest_of
 from sm120patch.report.facts import Record, look, number, record, records, text, texts
 
 SCHEMA = 1
@@ -25,10 +26,9 @@ MOST_BYTES = 64 << 20
 COMMANDS = ("status", "audit", "doctor", "history", "caches")
 REQUIRED = ("status", "audit")
 STATES = frozenset({*(state.value for state in State), "by-hand"})
-KINDS = frozenset(kind.value for kind in EvidenceKind)
-SKEW = timedelta(minutes=10)
-"""How far ahead of the reader's clock the gatherer's may be."""
-
+_ANSWERED = {"status": (0, 1, 7), "audit": (0, 1), "doctor": (0, 1), "history": (0,),
+             "caches": (0,)}  # fmt: skip
+"""Exit codes of a command that has answered; 1: it found something, 7: a change is interrupted."""
 _MOST_SETS = 500
 _MOST_PACKAGES = 50
 _MOST_TROUBLES = 100
@@ -127,13 +127,15 @@ def _filled(base: NodeFacts, facts: Record, how: Reading) -> NodeFacts:
     audited = {text(p, "target"): text(p, "version") for p in packages}
     if audited != versions:
         raise _Unusable("status and audit name different versions: something changed in between")
+    sets = _sets(status, environment)
+    _agree(base, status, environment)
     troubles = _troubles(environment, audit)
     doctor = answers["doctor"]
     found = replace(
         base,
         prefix=text(status, "prefix", most=1000),
         versions={_clipped(target): _clipped(version) for target, version in versions.items()},
-        sets=_sets(status, environment),
+        sets=sets,
         content=text(status, "content", most=64),
         code="" if any(t.kind == "unknown" for t in troubles) else _code(packages),
         troubles=tuple(troubles[:_MOST_TROUBLES]),
@@ -143,20 +145,34 @@ def _filled(base: NodeFacts, facts: Record, how: Reading) -> NodeFacts:
     return replace(found, details=details(answers, found.sets)) if how.deep else found
 
 
+def _agree(base: NodeFacts, status: Record, environment: Record) -> None:
+    assert base.collected_at is not None  # `_usable` raises for it
+    found = list(contradictions(Answers(status, environment, base.collected_at)))
+    if found:
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        words = "; ".join(_clipped(one) for one in found[:3])
+        raise _Unusable(f"the facts contradict themselves: {words}{more}")
+
+
 def _answer(facts: Record, name: str) -> Record | None:
     """Result of one command; None for an optional one that was not run or failed."""
     envelope = look(facts, "commands", name)
     result = look(envelope, "result")
     named = look(envelope, "command") == name and look(envelope, "schema") == SCHEMA
-    if named and isinstance(result, Mapping):
+    errors = [text(error, "message", most=_WORDS) for error in records(envelope, "errors")]
+    code = look(envelope, "exit_code")
+    ended = isinstance(code, int) and code in _ANSWERED[name] and not errors
+    if named and isinstance(result, Mapping) and ended:
+        if look(envelope, "ok") is not (code == 0) and name in REQUIRED:
+            raise _Unusable(f"the facts contradict themselves: {name} ended with {code}, and `ok`")
         return record(result)
     if name not in REQUIRED:
         return None
     if envelope is None:
         raise _Unusable(f"facts are missing: {name}")
-    errors = [text(error, "message", most=_WORDS) for error in records(envelope, "errors")]
-    if named and errors:
-        raise _Unusable(f"{name} failed there: {errors[0]}")
+    if named and (errors or isinstance(result, Mapping)):
+        said = errors[0] if errors else f"exit code {_shown(code)}"
+        raise _Unusable(f"{name} failed there: {said}")
     raise _Unusable(f"malformed facts: no answer of {name}")
 
 

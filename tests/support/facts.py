@@ -53,8 +53,11 @@ def small(node: str = "gpu-01", *, now: datetime | None = None, **changes: Any) 
             "pristine_sha256": "b" * 64, "known_as": ""}  # fmt: skip
     package = {"target": "sglang", "version": "0.5.9", "kind": "wheel", "root": "/opt/x",
                "origin": "/opt/x/RECORD", "files": [file]}  # fmt: skip
+    seen = {key: evidence[key] for key in ("at", "kind", "verdict", "passed", "host")}
+    verification = {**seen, "event": evidence["id"], "machine_id": "m" * 32, "here": True}
+    audited = {key: value for key, value in entry.items() if key != "evidence"}
     environment = {"prefix": "/opt/sglang", "names": [], "packages": [package], "findings": [],
-                   "sets": [{**entry, "verification": evidence}]}  # fmt: skip
+                   "ledger": True, "sets": [{**audited, "verification": verification}]}  # fmt: skip
     gpu = {"name": "RTX", "index": 0, "uuid": f"GPU-{node}"}
     host = {"gpus": [gpu, gpu], "driver": "580.95", "topology": ["2-gpus", "p2p"]}
     return {
@@ -69,7 +72,8 @@ def small(node: str = "gpu-01", *, now: datetime | None = None, **changes: Any) 
         "tool": "0.1.0",
         "commands": {
             "status": envelope("status", prefix="/opt/sglang", versions={"sglang": "0.5.9"},
-                               content="c" * 64, sets=[entry, other]),
+                               content="c" * 64, interrupted=None, ledger_lost=False,
+                               sets=[entry, other]),
             "audit": envelope("audit", environments=[environment], findings=[]),
             "doctor": envelope("doctor", host=host, checks=[], flags=[]),
             "history": envelope("history", events=[]),
@@ -114,6 +118,42 @@ def set_of(facts: Facts, name: str) -> dict[str, Any]:
     return found
 
 
+def audited_of(facts: Facts, name: str) -> dict[str, Any]:
+    """The same set of `audit` within facts, to be changed."""
+    (environment,) = result(facts, "audit")["environments"]
+    (found,) = (s for s in environment["sets"] if s["id"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def change_set(facts: Facts, name: str, **values: Any) -> None:
+    """Change a set as `status` and as `audit` tell of it; `evidence`: values of that of both.
+
+    One that is not applied any more loses its evidence. Whether it counts follows.
+    """
+    changed = values.pop("evidence", {})
+    entry, audited = set_of(facts, name), audited_of(facts, name)
+    evidence, verification = entry["evidence"], audited["verification"]
+    for one in (entry, audited):
+        one.update(values)
+    evidence.update(changed)
+    verification.update({k: v for k, v in changed.items() if k != "id"})
+    verification["event"] = evidence["id"]
+    applied = entry["state"] == "applied"
+    for one in (entry, audited):
+        one["counts"] = applied and evidence["kind"] == "real"
+    if not applied:
+        entry["evidence"] = audited["verification"] = None
+
+
+def add_set(facts: Facts, name: str) -> None:
+    """Let both commands tell of another set that is as `one` is."""
+    (environment,) = result(facts, "audit")["environments"]
+    environment["sets"].append({**copy.deepcopy(audited_of(facts, "one")), "id": name})
+    entry = {**copy.deepcopy(set_of(facts, "one")), "id": name}
+    result(facts, "status")["sets"].append(entry)
+
+
 def made_real(facts: Facts) -> Facts:
     """The same facts as if the evidence had come from real GPUs, and satisfied the audit."""
     changed = copy.deepcopy(facts)
@@ -121,6 +161,11 @@ def made_real(facts: Facts) -> Facts:
         if entry["evidence"]:
             entry.update(counts=True, label="applied")
             entry["evidence"]["kind"] = "real"
+    for environment in result(changed, "audit")["environments"]:
+        for entry in environment["sets"]:
+            if entry["verification"]:
+                entry.update(counts=True, label="applied")
+                entry["verification"]["kind"] = "real"
     for place in (result(changed, "audit"), *result(changed, "audit")["environments"]):
         place["findings"] = [f for f in place["findings"] if f["kind"] != "unverified"]
     for event in result(changed, "history")["events"]:

@@ -19,7 +19,15 @@ from sm120patch.fleet.page import render
 from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.tables import comparison_text
 from tests.support.command import CHECKOUT
-from tests.support.facts import Facts, result, set_of, small, unreachable
+from tests.support.facts import (
+    Facts,
+    add_set,
+    change_set,
+    result,
+    set_of,
+    small,
+    unreachable,
+)
 from tests.support.pages import Page, check_harmless
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
@@ -171,10 +179,9 @@ def test_without_any_measurement_what_differs_is_told_all_the_same():
 
 
 def lost(facts: Facts) -> None:
-    set_of(facts, "one").update(state="lost", counts=False, evidence=None)
+    change_set(facts, "one", state="lost")
     (environment,) = result(facts, "audit")["environments"]
     environment["packages"][0]["files"] = []
-    environment["sets"] = []
 
 
 def finding(kind: str) -> Change:
@@ -221,7 +228,7 @@ def gpu_reading(name: str, value: object) -> Change:
          "command line of the server", ""),
         (lambda f: result(f, "history")["events"][0]["evidence"].update(profile="q"),
          "profile of the verification", ""),
-        (lambda f: set_of(f, "one")["evidence"].update(verdict="no-regression"),
+        (lambda f: change_set(f, "one", evidence={"verdict": "no-regression"}),
          "verdict of one", ""),
         (lambda f: set_of(f, "one").update({"with": ["x"]}), "optional changes of one", ""),
         (lambda f: result(f, "caches")["traps"].append("jit-cache wins"), "caches", "b"),
@@ -247,7 +254,7 @@ def test_every_kind_of_difference_is_named(change: Change, matter: str, against:
 
 def test_a_state_with_the_same_contents_makes_nothing_slower():
     def staged(facts: Facts) -> None:
-        set_of(facts, "one").update(state="staged", counts=False, evidence=None)
+        change_set(facts, "one", state="staged")
 
     found = pair(staged, finding("foreign"), level=900.0)
     (reason,) = (r for r in found.reasons if r.matter == "state of one")
@@ -258,10 +265,9 @@ def test_a_state_with_the_same_contents_makes_nothing_slower():
 def test_sets_that_differ_alike_are_told_together():
     def kernel(verdict: str) -> Change:
         def change(facts: Facts) -> None:
-            entry = {**copy.deepcopy(set_of(facts, "one")), "id": "kernel"}
-            result(facts, "status")["sets"].append(entry)
+            add_set(facts, "kernel")
             for name in ("one", "kernel"):
-                set_of(facts, name)["evidence"]["verdict"] = verdict
+                change_set(facts, name, evidence={"verdict": verdict})
 
         return change
 
@@ -318,13 +324,14 @@ def test_what_was_not_collected_is_said():
 
 
 def test_a_measurement_of_another_content_is_said_to_be_one():
-    found = pair(lambda f: set_of(f, "one")["evidence"].update(id=5))
+    found = pair(lambda f: change_set(f, "one", evidence={"id": 5}))
     assert found.missing == ("b: its newest measurement is not of what is on disk now",)
 
 
 def test_a_rejected_set_leaves_the_baseline_that_was_measured():
     def rejected(facts: Facts) -> None:
-        set_of(facts, "one").update(state="rejected", counts=False, evidence=None)
+        set_of(facts, "one").update(state="rejected", role="", counts=False, evidence=None)
+        result(facts, "audit")["environments"][0]["sets"] = []
         (found,) = result(facts, "history")["events"]
         found.update(kind="rejected", data={"end": "a"})
         arms = data_of(facts)["arms"]

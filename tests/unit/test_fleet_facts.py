@@ -13,7 +13,15 @@ import pytest
 from sm120patch.fleet.node import NodeFacts
 from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.words import age_words, moment
-from tests.support.facts import Facts, result, set_of, small, unreachable
+from tests.support.facts import (
+    Facts,
+    audited_of,
+    change_set,
+    result,
+    set_of,
+    small,
+    unreachable,
+)
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 HOW = Reading(NOW, timedelta(hours=24))
@@ -109,41 +117,121 @@ def test_answers_with_findings_and_of_an_interrupted_change_are_answers():
     facts = small(now=NOW)
     facts["commands"]["audit"].update(exit_code=1, ok=False)
     facts["commands"]["status"].update(exit_code=7, ok=False)
-    set_of(facts, "one").update(state="interrupted", counts=False)
+    result(facts, "status")["interrupted"] = "apply"
+    change_set(facts, "one", state="interrupted")
     node = read(facts)
     assert node.unknown == "" and node.sets["one"].label == "interrupted"
 
 
+@pytest.mark.parametrize("kind", ["simulated", "rehearsal"])
+def test_evidence_that_is_not_real_never_counts(kind: str):
+    node = changed(lambda f: change_set(f, "one", evidence={"kind": kind}))
+    assert not node.sets["one"].counts and node.sets["one"].label == f"applied ({kind})"
+
+
 @pytest.mark.parametrize(
-    ("evidence", "label"),
+    ("change", "words"),
     [
-        ({"kind": "simulated"}, "applied (simulated)"),
-        ({"kind": "rehearsal"}, "applied (rehearsal)"),
-        ({"kind": "REAL"}, "applied (without a passed verification)"),
-        ({"passed": False}, "applied (without a passed verification)"),
-        ({"passed": "true"}, "applied (without a passed verification)"),
-        ({"kind": None}, "applied (without a passed verification)"),
+        ({"kind": "simulated"}, "one counts for status, with simulated evidence"),
+        ({"kind": "REAL"}, "one is applied without evidence that passed"),
+        ({"kind": None}, "one is applied without evidence that passed"),
+        ({"passed": False}, "did not pass, with the verdict improved"),
+        ({"passed": "true"}, "did not pass, with the verdict improved"),
+        ({"verdict": "regressed"}, "passed, with the verdict regressed"),
+        ({"verdict": "inconclusive"}, "passed, with the verdict inconclusive"),
+        ({"verdict": ""}, "passed, with the verdict none"),
+        ({"verdict": "no-regression"}, "rests on other evidence for audit (improved, real)"),
+        ({"id": 5}, "rests on other evidence for audit"),
+        ({"at": None}, "has no date"),
+        ({"at": (NOW + timedelta(hours=1)).isoformat()}, "after the facts were gathered"),
     ],
 )
-def test_a_claim_without_real_passed_evidence_never_counts(evidence: dict[str, Any], label: str):
-    def claim(facts: Facts) -> None:
-        set_of(facts, "one")["counts"] = True
-        set_of(facts, "one")["evidence"].update(evidence)
+def test_evidence_that_contradicts_itself_or_the_audit_leaves_the_node_unknown(
+    change: dict[str, Any], words: str
+):
+    node = changed(lambda f: set_of(f, "one")["evidence"].update(change))
+    assert node.unknown.startswith("the facts contradict themselves: ") and words in node.unknown
+    assert node.sets == {}, "nothing of it is counted"
 
-    node = changed(claim)
-    assert not node.sets["one"].counts and node.sets["one"].label == label
+
+@pytest.mark.parametrize("state", ["drifted", "staged", "lost", "interrupted", "by-hand"])
+def test_a_set_that_the_audit_gives_another_state_leaves_the_node_unknown(state: str):
+    node = changed(lambda f: audited_of(f, "one").update(state=state, counts=False))
+    assert f"one is applied for status, and {state} for audit" in node.unknown
 
 
-def test_a_claim_without_any_evidence_never_counts():
-    def claim(facts: Facts) -> None:
-        set_of(facts, "one")["evidence"] = None
-        environment(facts)["sets"] = []
+def test_an_edit_between_status_and_audit_is_told():
+    def staged_then_edited(facts: Facts) -> None:
+        change_set(facts, "one", state="staged")
+        audited_of(facts, "one").update(state="drifted")
 
-    node = changed(claim)
-    assert node.unknown == "" and not node.sets["one"].counts
-    assert changed(lambda f: set_of(f, "one").update(counts=False)).sets["one"].label == (
-        "applied (not counted)"
-    )
+    words = "one is staged for status, and drifted for audit"
+    assert words in changed(staged_then_edited).unknown
+
+
+def finding(kind: str, **values: Any) -> dict[str, Any]:
+    return {"kind": kind, "target": "-", "path": "one", "detail": "d", "sets": ["one"], **values}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: environment(f).update(sets=[]), "and not in the ledger for audit"),
+        (lambda f: audited_of(f, "one").update(counts=False), "does not count for audit"),
+        (lambda f: audited_of(f, "one").update(verification=None), "knows no verification"),
+        (lambda f: audited_of(f, "one")["verification"].update(passed=False), "other evidence"),
+        (lambda f: audited_of(f, "one")["verification"].update(kind="simulated"), "other evid"),
+        (lambda f: environment(f)["findings"].append(finding("unverified")), "unverified (d)"),
+        (lambda f: environment(f)["findings"].append(finding("unknown")), "unknown (d)"),
+        (lambda f: environment(f)["findings"].append(
+            finding("drifted", target="sglang", path="a.py")), "drifted (d)"),
+        (lambda f: environment(f)["packages"][0]["files"][0].update(state="drifted"),
+         "sglang/a.py is drifted"),
+        (lambda f: environment(f)["packages"][0].update(files=[]), "no patched file"),
+        (lambda f: environment(f).update(ledger=False), "audit found no ledger"),
+        (lambda f: environment(f).pop("ledger"), "audit found no ledger"),
+        (lambda f: result(f, "status").update(interrupted="apply"), "a change was interrupted"),
+        (lambda f: result(f, "status").update(ledger_lost=True), "the ledger is lost"),
+        (lambda f: set_of(f, "one").update(counts=False), "one does not count for status"),
+        (lambda f: set_of(f, "one").update(evidence=None), "without evidence"),
+        (lambda f: result(f, "status")["sets"].append(set_of(f, "one")), "more than once"),
+        (lambda f: environment(f)["sets"].append(audited_of(f, "one")), "more than once"),
+        (lambda f: result(f, "status").update(sets=[]), "status has nothing of it"),
+        (lambda f: f["commands"]["status"].update(exit_code=1), "status ended with 1"),
+        (lambda f: f["commands"]["audit"].update(ok=False), "audit ended with 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_all_be_true_leaves_the_node_unknown(
+    change: Callable[[Facts], object], words: str
+):
+    node = changed(change)
+    assert node.unknown.startswith("the facts contradict themselves: ") and words in node.unknown
+    assert node.sets == {}, "nothing of it is counted"
+
+
+@pytest.mark.parametrize("command", ["status", "audit"])
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        {"exit_code": 10, "ok": False},
+        {"exit_code": None},
+        {"exit_code": 10, "ok": False, "errors": [{"message": "no interpreter"}]},
+        {"errors": [{"message": "no interpreter"}]},
+    ],
+)
+def test_a_result_beside_an_error_is_no_answer(command: str, envelope: dict[str, Any]):
+    node = changed(lambda f: f["commands"][command].update(envelope))
+    words = "no interpreter" if "errors" in envelope else "exit code"
+    assert f"{command} failed there: {words}" in node.unknown
+    optional = changed(lambda f: f["commands"]["doctor"].update(envelope))
+    assert optional.unknown == "" and optional.host is None
+
+
+def test_newer_evidence_of_another_host_is_no_contradiction():
+    """The audit shows the newest evidence wherever it is from: an image brings its ledger."""
+    other = {"event": 9, "here": False, "verdict": "regressed", "passed": False}
+    node = changed(lambda f: audited_of(f, "one")["verification"].update(other))
+    assert node.unknown == "" and node.sets["one"].counts
 
 
 def test_one_foreign_file_makes_it_other_code_but_no_other_contents_of_a_set():

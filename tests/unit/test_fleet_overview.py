@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +16,15 @@ from sm120patch.fleet.overview import FailOn, Fleet, Kind, overview
 from sm120patch.fleet.page import render
 from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.tables import fleet_text
-from tests.support.facts import Facts, result, set_of, small, unreachable
+from tests.support.facts import (
+    Facts,
+    add_set,
+    change_set,
+    result,
+    set_of,
+    small,
+    unreachable,
+)
 from tests.support.pages import Page, check_harmless
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
@@ -35,10 +42,9 @@ def nodes(count: int, **top: Any) -> list[NodeFacts]:
 
 
 def drifted(facts: Facts) -> None:
-    set_of(facts, "one").update(state="drifted", counts=False, evidence=None)
+    change_set(facts, "one", state="drifted")
     (environment,) = result(facts, "audit")["environments"]
-    environment["packages"][0]["files"][0]["sha256"] = "d" * 64
-    environment["sets"] = []
+    environment["packages"][0]["files"][0].update(state="drifted", sha256="d" * 64)
 
 
 def kinds(fleet: Fleet) -> list[str]:
@@ -92,8 +98,8 @@ def test_the_one_that_differs_comes_first_with_what_it_differs_in():
         (lambda f: result(f, "doctor")["host"].update(driver="570.1"), "driver"),
         (lambda f: result(f, "doctor")["host"]["gpus"].pop(), "GPUs"),
         (lambda f: result(f, "doctor")["host"].update(topology=["no-p2p"]), "topology"),
-        (lambda f: set_of(f, "one")["evidence"].update(verdict="no-regression"), "verdict of one"),
-        (lambda f: set_of(f, "one")["evidence"].update(kind="simulated"), "state of one"),
+        (lambda f: change_set(f, "one", evidence={"verdict": "no-regression"}), "verdict of one"),
+        (lambda f: change_set(f, "one", evidence={"kind": "simulated"}), "state of one"),
         (lambda f: set_of(f, "one")["evidence"].update(profile="q"), "profile"),
         (lambda f: set_of(f, "one").update(revision=2), "revision of one"),
         (lambda f: set_of(f, "one").update({"with": ["extra"]}), "optional changes of one"),
@@ -137,13 +143,12 @@ def test_without_a_majority_all_values_are_told_and_nobody_stands_out():
 
 def test_sets_that_differ_together_are_told_together():
     def more(facts: Facts) -> None:
-        entry = {**copy.deepcopy(set_of(facts, "one")), "id": "kernel"}
-        result(facts, "status")["sets"].append(entry)
+        add_set(facts, "kernel")
 
     def both(facts: Facts) -> None:
         more(facts)
         for name in ("one", "kernel"):
-            set_of(facts, name)["evidence"]["verdict"] = "no-regression"
+            change_set(facts, name, evidence={"verdict": "no-regression"})
 
     fleet = overview([*(node(f"n{i}", more) for i in range(3)), node("z", both)])
     assert [f.subject for f in fleet.findings] == ["verdict of kernel, one"]
@@ -213,7 +218,7 @@ def test_unknown_fails_whatever_was_chosen_and_others_only_when_chosen():
 
 def test_a_set_whose_state_a_node_could_not_tell_is_unknown_and_fails():
     def unreadable(facts: Facts) -> None:
-        set_of(facts, "one").update(state="unknown", counts=False, reason="a.py cannot be read")
+        change_set(facts, "one", state="unknown", reason="a.py cannot be read")
 
     fleet = overview([*nodes(3), node("gpu-99", unreadable)])
     assert fleet.findings[0].kind is Kind.UNKNOWN and fleet.findings[0].nodes == ("gpu-99",)
@@ -223,7 +228,7 @@ def test_a_set_whose_state_a_node_could_not_tell_is_unknown_and_fails():
 def test_what_audits_found_is_told_once_for_all_nodes():
     def found(facts: Facts) -> None:
         for path in ("one", "two"):
-            finding = {"kind": "unverified", "target": "-", "path": path, "detail": "nobody did"}
+            finding = {"kind": "copies", "target": "-", "path": path, "detail": "nobody did"}
             environment(facts)["findings"].append(finding)
 
     fleet = overview([node(f"n{i}", found) for i in range(3)])
@@ -234,7 +239,7 @@ def test_what_audits_found_is_told_once_for_all_nodes():
 
 def test_simulated_nodes_are_alike_and_none_counts():
     def simulated(facts: Facts) -> None:
-        set_of(facts, "one")["evidence"]["kind"] = "simulated"
+        change_set(facts, "one", evidence={"kind": "simulated"})
 
     fleet = overview([node(f"n{i}", simulated) for i in range(3)])
     assert fleet.applied("one") == 0 and fleet.findings == ()
@@ -270,7 +275,8 @@ def test_nothing_from_a_node_becomes_markup_or_reaches_the_terminal():
     def change(facts: Facts) -> None:
         facts["tool"] = evil
         set_of(facts, "one").update(reason=evil, **{"with": [evil]})
-        set_of(facts, "one")["evidence"].update(verdict=evil)
+        set_of(facts, "two").update(state="edited", reason=evil)
+        set_of(facts, "one")["evidence"].update(profile=evil)
         result(facts, "doctor")["host"].update(driver=evil, topology=[evil])
         for name in ("detail", "path", "kind", "target"):
             finding = {"kind": "foreign", "target": "t", "path": "p", "detail": "d", name: evil}
