@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nodes import Fleet, Node
 from tests.support.place import Place
 from tests.support.serving import Host
 
@@ -25,3 +26,9 @@ def host(tmp_path: Path) -> Iterator[Host]:
     left = made.servers()
     made.kill_servers()
     assert left == [], "a server was left running"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Fleet:
+    """Two nodes with miniature packages."""
+    return Fleet(tmp_path, *(Node.small(tmp_path, name) for name in ("canary", "other")))

@@ -53,6 +53,12 @@ def test_facts_are_written_for_nodes_that_answer_and_for_those_that_do_not(fleet
     assert here.snapshot() == here.before, "nothing is written on a node"
 
 
+def test_a_node_that_does_not_answer_may_be_accepted(fleet: Fleet) -> None:
+    done = fleet.play(AUDIT, "-e", "audit_insist=false")
+    assert done.code == 0, done.out
+    assert fleet.written_facts()["away"]["reachable"] is False
+
+
 def test_the_report_of_the_fleet_reads_these_facts(fleet: Fleet) -> None:
     fleet.play(AUDIT)
     report = run("fleet-report", fleet.facts, "--output", "json")

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import REGRESSES, Fleet, Node, kill_all
+from tests.support.nodes import REGRESSES, Fleet, kill_all
 from tests.support.serving import wait_for
 
 ROLLOUT = "sm120patch.fleet.rollout"
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Fleet:
-    """Two nodes with miniature packages."""
-    return Fleet(tmp_path, *(Node.small(tmp_path, name) for name in ("canary", "other")))
 
 
 def assert_all_applied(fleet: Fleet) -> None:
@@ -72,6 +65,16 @@ def test_what_is_not_said_is_asked_for(pair: Fleet) -> None:
         node.assert_untouched()
 
 
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_variables_may_be_given_as_words_of_the_command_line(pair: Fleet, value: str) -> None:
+    names = ["allow_known_harm", "allow_simulated", "roll_back", "busy_retries", "max_time"]
+    values = dict.fromkeys(names, value) | {"busy_retries": "1", "max_time": "0"}
+    words = [w for name in names for w in ("-e", f"sm120patch_{name}={values[name]}")]
+    pair.variables["sm120patch_max_time"] = 60
+    done = pair.play(ROLLOUT, "--check", *words)
+    assert done.code == 0 and "canary: planned" in done.out, done.out
+
+
 @pytest.mark.slow
 def test_every_node_is_applied_and_a_second_run_reports_no_change(pair: Fleet) -> None:
     done = pair.play(ROLLOUT)
@@ -112,6 +115,11 @@ def test_a_later_node_that_regresses_takes_the_canary_back(pair: Fleet) -> None:
     assert [node.state for node in pair.nodes] == ["absent", "rejected"]
     assert canary.hooks == ["drain", "resume"] * 2
     assert other.hooks == ["drain", "resume"]
+    kept = pair.play(ROLLOUT, "-e", "sm120patch_roll_back=false", "-e", "sm120patch_allow_simulated=true",
+                     "-e", "sm120patch_allow_known_harm=true")  # fmt: skip
+    assert kept.code == 2 and "canary: applied" in kept.out, kept.out
+    assert "other: rejected" in kept.out and "derived from value" not in kept.out
+    assert [node.state for node in pair.nodes] == ["applied", "rejected"]
 
 
 @pytest.mark.slow

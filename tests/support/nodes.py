@@ -34,6 +34,27 @@ HOOK = """\
   changed_when: true
 """
 
+KILLER = """\
+#!{python}
+import pathlib, subprocess, sys, time
+words = sys.argv[1:]
+killed = pathlib.Path(sys.argv[0]).with_name("an-apply-was-killed")
+if words[0] in {fails} and killed.exists():
+    sys.exit("no such luck")
+if words[0] != "apply" or "--dry-run" in words:
+    sys.exit(subprocess.run([{tool!r}, *words]).returncode)
+tool = subprocess.Popen([{tool!r}, *words])
+site = pathlib.Path({prefix!r})
+while tool.poll() is None:
+    files = [*site.glob("lib/python*/site-packages/sglang/srt/layers/communicator.py")]
+    if any("_is_sm120_supported)" in file.read_text() for file in files):
+        tool.kill()
+        killed.touch()
+    time.sleep(0.002)
+sys.exit(137)
+"""
+"""The tool, but killed by the kernel (as where memory runs out) once the files are patched."""
+
 
 def ansible(command: str = "ansible-playbook") -> str:
     """Path of a command of ansible-core; skips the test where it is not installed."""
@@ -165,6 +186,15 @@ class Node:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
                     process.wait(10)
+
+    def kill_applies(self, *fails: str) -> None:
+        """Let `apply` be killed once files are patched; commands in `fails` give no answer from then on."""
+        wrapper = self.root / "killed"
+        wrapper.write_text(KILLER.format(
+            python=sys.executable, tool=str(TOOL), fails=fails, prefix=str(self.prefix)
+        ))  # fmt: skip
+        wrapper.chmod(0o755)
+        self.variables["sm120patch_executable"] = str(wrapper)
 
     def run(self, *arguments: str) -> Ran:
         """Run the tool on the environment of this node."""

@@ -230,6 +230,11 @@ class Task:
 
     def act(self, sets: list[str], plan: dict[str, Any]) -> None:
         """Carry out the plan and read back what holds now; ends the task where it failed."""
+        recovered = self.found["changed"]
+        # Not known any more until the node has been looked at again: the command may be killed.
+        for known in ("digest_after", "sets", "states"):
+            del self.found[known]
+        self.found["changed"] = True
         answer = self.tool.ask(COMMANDS[self.state], *asked(self.params, sets, plan["digest"]))
         result = answer.result
         if result:
@@ -241,8 +246,8 @@ class Task:
                 event=result["event"],
             )
         self.look([*sets, *plan["sets"]])
-        if self.found["digest_after"] != self.found["digest_before"]:
-            self.found["changed"] = True
+        differs = self.found["digest_after"] != self.found["digest_before"]
+        self.found["changed"] = recovered or differs or self.status["interrupted"] is not None
         if answer.code == NOT_VERIFIED and result:
             self.tool.fail(answer, msg=not_passed(result))
         if answer.code:

@@ -262,7 +262,8 @@ digest_after:
   description:
     - Names the content that is on disk now, hashed again. Equal to RV(digest_before) in check
       mode.
-  returned: when the node could be looked at
+    - Absent where a command that writes gave no answer, since nobody knows what it left.
+  returned: when the node could be looked at, and no command that writes was killed
   type: str
 verdict:
   description: How the verification ended; null when nothing was measured.

@@ -213,6 +213,22 @@ def test_an_interrupted_command_is_settled_only_where_that_is_asked_for(command)
     assert result["recovered"] == "undone" and result["changed"]
 
 
+def test_a_command_that_is_killed_leaves_nothing_known_of_the_node(command):
+    command.says("apply", "", code=137)
+    ended = run(command, verify=False)
+    assert ended.failed and ended.result["failure"] == "no-answer" and ended.result["changed"]
+    assert ended.result["digest_before"] == "old"
+    assert not {"digest_after", "states", "sets"} & ended.result.keys()
+
+
+def test_a_node_that_is_interrupted_afterwards_is_changed_whatever_its_content(command):
+    broken = status("old", "interrupted", interrupted="apply one")
+    broken["exit_code"] = 7
+    command.says("status", status("old", "absent"), broken)
+    command.says("apply", refusal(7))
+    assert run(command, verify=False).result["changed"]
+
+
 def test_check_mode_settles_nothing(command):
     command.says("status", status("old", "interrupted", interrupted="apply one"))
     result = run(command, recover=True, check=True).result
