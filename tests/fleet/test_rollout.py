@@ -115,8 +115,8 @@ def test_a_later_node_that_regresses_takes_the_canary_back(pair: Fleet) -> None:
     assert [node.state for node in pair.nodes] == ["absent", "rejected"]
     assert canary.hooks == ["drain", "resume"] * 2
     assert other.hooks == ["drain", "resume"]
-    kept = pair.play(ROLLOUT, "-e", "sm120patch_roll_back=false", "-e", "sm120patch_allow_simulated=true",
-                     "-e", "sm120patch_allow_known_harm=true")  # fmt: skip
+    given = ("roll_back=false", "allow_simulated=true", "allow_known_harm=true")
+    kept = pair.play(ROLLOUT, *(w for one in given for w in ("-e", f"sm120patch_{one}")))
     assert kept.code == 2 and "canary: applied" in kept.out, kept.out
     assert "other: rejected" in kept.out and "derived from value" not in kept.out
     assert [node.state for node in pair.nodes] == ["applied", "rejected"]

@@ -188,7 +188,7 @@ class Node:
                     process.wait(10)
 
     def kill_applies(self, *fails: str) -> None:
-        """Let `apply` be killed once files are patched; commands in `fails` give no answer from then on."""
+        """Let `apply` be killed once files are patched; then `fails` give no answer any more."""
         wrapper = self.root / "killed"
         wrapper.write_text(KILLER.format(
             python=sys.executable, tool=str(TOOL), fails=fails, prefix=str(self.prefix)
