@@ -272,7 +272,8 @@ def health(place: Place, tool: Path, content: str, *, refuse: bool = False, **mo
     (folder / "scontrol").chmod(0o755)
     done = shell(
         snippet("slurm"), options="-c", SM120PATCH=tool, PREFIX=place.prefix, CONTENT=content,
-        NODE="gpu-07", SETTINGS="/nonexistent", PATH=f"{folder}:{os.environ['PATH']}", **more,
+        NODE="gpu-07", PATH=f"{folder}:{os.environ['PATH']}",
+        **{"SETTINGS": "/nonexistent", **more},
     )  # fmt: skip
     return Health(done, log.read_text().splitlines() if log.exists() else [])
 
@@ -331,7 +332,7 @@ def test_a_missing_tool_drains_the_node(place: Place, tmp_path: Path):
 def test_settings_of_the_node_are_read(place: Place, tool: Path, tmp_path: Path):
     damage(place, "patched")
     settings = tmp_path / "settings"
-    settings.write_text(f"CONTENT={'1' * 64}\n")
-    done = shell(snippet("slurm"), options="-c", SM120PATCH=tool, PREFIX=place.prefix,
-                 SETTINGS=settings, NODE="n", PATH="/usr/bin:/bin")  # fmt: skip
-    assert done.code == 127, "there is no scontrol here, and it was asked for"
+    settings.write_text(f"CONTENT={'1' * 64}\nNODE=gpu-08\n")
+    found = health(place, tool, content_of(place, "one"), SETTINGS=str(settings))
+    why = "other code than it should"
+    assert found.asked == [f"update NodeName=gpu-08 State=DRAIN Reason=sm120patch: {why}"]
