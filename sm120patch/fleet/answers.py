@@ -106,6 +106,7 @@ def _speed(speed: Speed) -> dict[str, object]:
     }
     return {
         "workload": speed.workload,
+        "kind": speed.kind or None,
         "tok_s": [speed.one, speed.other],
         **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
         "beyond_noise": speed.beyond_noise,

@@ -23,6 +23,8 @@ class Speed:
     other: float
     interval: effect.Interval
     """Ratio of the other node over the one."""
+    kind: str
+    """Kind of the evidence that both figures are from; only `real` ones are of GPUs."""
 
     @property
     def beyond_noise(self) -> bool:
@@ -45,6 +47,11 @@ class Comparison:
     reasons: tuple[Reason, ...]
     missing: tuple[str, ...]
     """What was not collected, so that it may still be the reason."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the figures; empty where there are none."""
+        return self.speeds[0].kind if self.speeds else ""
 
     @property
     def unknown(self) -> bool:
@@ -86,14 +93,14 @@ def _speeds(
                for a, b in pairs if not _alike(a, b)]  # fmt: skip
     if not pairs:
         reasons.append("no workload was measured on both")
-    return tuple(_speed(a, b, len(alike)) for a, b in alike), tuple(reasons)
+    return tuple(_speed(a, b, len(alike), one.kind) for a, b in alike), tuple(reasons)
 
 
 def _alike(one: Level, other: Level) -> bool:
     return (one.shape, one.client) == (other.shape, other.client)
 
 
-def _speed(one: Level, other: Level, workloads: int) -> Speed:
+def _speed(one: Level, other: Level, workloads: int, kind: str) -> Speed:
     # Equal positions: a drift over the starts of one host says nothing about the other.
     starts = [
         effect.Start(patched, 0, values)
@@ -101,7 +108,7 @@ def _speed(one: Level, other: Level, workloads: int) -> Speed:
         for values in level.starts
     ]
     interval = effect.interval(starts, effect.Look(workloads=workloads), _floor(one, other))
-    return Speed(one.workload, _mean(one), _mean(other), interval)
+    return Speed(one.workload, _mean(one), _mean(other), interval, kind)
 
 
 def _floor(one: Level, other: Level) -> effect.Floor | None:

@@ -132,7 +132,7 @@ def _of_set(aspect: str, found: SetFacts | None) -> str | None:
         return None
     values = {
         "contents": found.digest[:12],
-        "verdict": f"{found.verdict} ({found.kind})" if found.verdict else "none",
+        "verdict": found.verdict_words or "none",
         "revision": str(found.revision) if found.revision else "",
         "selection": ", ".join(found.selected) or "none",
         "profile": found.profile[:12],

@@ -51,9 +51,17 @@ class SetFacts:
     @property
     def label(self) -> str:
         """State for people; `applied` alone only where it counts."""
+        simulated = self.kind not in ("", EvidenceKind.REAL.value)
+        if self.state == State.REJECTED.value and simulated:
+            return f"{self.state} ({self.kind})"
         if self.state != State.APPLIED.value or self.counts:
             return self.state
         return f"{self.state} ({self.kind if self.kind != 'real' else 'not counted'})"
+
+    @property
+    def verdict_words(self) -> str:
+        """Verdict with the kind of its evidence; empty without one."""
+        return f"{self.verdict} ({self.kind or 'of no known kind'})" if self.verdict else ""
 
     @property
     def is_quiet(self) -> bool:

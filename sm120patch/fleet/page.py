@@ -188,10 +188,15 @@ def _cell(found: SetFacts | None, now: datetime) -> Cell | None:
         return None
     tone = "good" if found.counts else "bad" if found.state in _BAD else "open"
     tone = "" if found.is_quiet else tone
-    verdict = f"{found.verdict} ({found.kind})" if found.verdict else ""
     age = "" if found.at is None else f"{age_words(now - found.at)} old"
     return Cell(
-        found.label, tone, found.digest[:12], verdict, found.profile[:12], age, found.reason
+        found.label,
+        tone,
+        found.digest[:12],
+        found.verdict_words,
+        found.profile[:12],
+        age,
+        found.reason,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from sm120patch.fleet.agreement import KINDS, SKEW, Answers, contradictions
 from sm120patch.fleet.details import details
 from sm120patch.fleet.node import HostFacts, NodeFacts, SetFacts, Trouble
 from sm120patch.fleet.words import age_words, is_name, moment
-from sm120patch.model import State, digest_of
+from sm120patch.model import EvidenceKind, State, digest_of
 from sm120patch.report.facts import Record, look, number, record, records, text, texts
 
 SCHEMA = 1
@@ -33,6 +34,8 @@ _MOST_SETS = 500
 _MOST_PACKAGES = 50
 _MOST_TROUBLES = 100
 _WORDS = 300
+_REJECTION = re.compile(r"^([a-z-]+)(?: \(([a-z]+)\))? on (\S+)$")
+"""Reason of `status` for a rejected set, which has no evidence beside it."""
 _COMMIT = re.compile(r"^git commit ([0-9a-f]{40}|[0-9a-f]{64}) of ")
 
 
@@ -59,9 +62,17 @@ def parse(data: bytes, source: str, stem: str, how: Reading) -> NodeFacts:
         return NodeFacts(name=name, source=source, unknown=str(error))
 
 
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _count),) = Counter(name for name, _value in pairs).most_common(1)
+        raise _Unusable(f"the facts contradict themselves: {_shown(twice)} is there twice")
+    return found
+
+
 def _decoded(data: bytes) -> Record:
     try:
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise _Unusable(
             f"malformed facts: {_clipped(str(error)) or type(error).__name__}"
@@ -206,6 +217,8 @@ def _set(entry: Record, audited: Record | None, digests: Mapping[str, str]) -> S
     if audited is not None and text(audited, "state") == "by-hand" and not text(entry, "role"):
         state = "by-hand"  # status has no word for a set that no ledger knows
     evidence = record(entry, "evidence") or record(audited, "verification")
+    if state == State.REJECTED.value and not evidence:
+        evidence = _rejection(text(entry, "reason"))
     kind = text(evidence, "kind", most=40)
     return SetFacts(
         id=name,
@@ -223,6 +236,14 @@ def _set(entry: Record, audited: Record | None, digests: Mapping[str, str]) -> S
         reason=text(entry, "reason", most=_WORDS),
         digest=digests.get(name, ""),
     )
+
+
+def _rejection(reason: str) -> Record:
+    """Verdict, kind and date of a rejection; empty where the reason does not name them."""
+    found = _REJECTION.match(reason)
+    if found is None:
+        return {}
+    return {"verdict": found[1], "kind": found[2] or EvidenceKind.REAL.value, "at": found[3]}
 
 
 def _set_digests(environment: Record) -> dict[str, str]:

@@ -70,8 +70,8 @@ def _of_set(
     if a.selected != b.selected:
         shown = [", ".join(s.selected) or "none" for s in (a, b)]
         yield 21, "optional changes", (shown[0], shown[1]), "", ""
-    if a.verdict != b.verdict:
-        yield 60, "verdict", (a.verdict or "none", b.verdict or "none"), "", ""
+    if a.verdict_words != b.verdict_words:
+        yield 60, "verdict", (a.verdict_words or "none", b.verdict_words or "none"), "", ""
 
 
 def _same_contents(

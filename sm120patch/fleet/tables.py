@@ -9,6 +9,7 @@ from sm120patch.fleet.compare import Comparison, Speed
 from sm120patch.fleet.node import NodeFacts, SetFacts
 from sm120patch.fleet.overview import Fleet, Kind, Row, names
 from sm120patch.fleet.words import age_words
+from sm120patch.model import EvidenceKind
 from sm120patch.plaintext import clean, counted, table
 
 _MOST_FINDINGS = 40
@@ -155,7 +156,7 @@ def _verdict(found: SetFacts | None, now: datetime) -> str:
     if found is None or not found.verdict:
         return "-"
     age = "" if found.at is None else f", {age_words(now - found.at)}"
-    return f"{found.verdict} ({found.kind}){age}"
+    return f"{found.verdict_words}{age}"
 
 
 # --- two nodes ----------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def answer(found: Comparison) -> str:
         nodes = [node for node in (found.one, found.other) if node.unknown]
         return "; ".join(f"{node.name} is unknown: {_line(node.unknown)}" for node in nodes)
     if found.slower:
-        return f"{found.slower} is slower, by more than noise; {_because(found)}"
+        return f"{found.slower} is slower{_kind(found.kind)}, by more than noise; {_because(found)}"
     one, other = found.one.name, found.other.name
     if any(speed.beyond_noise for speed in found.speeds):
         said = f"which of {one} and {other} is slower depends on the load"
@@ -197,10 +198,16 @@ def answer(found: Comparison) -> str:
         said = f"{one} and {other} differ by no more than noise where both were measured"
     else:
         said = f"how fast {one} and {other} are was not measured alike"
+    said += _kind(found.kind)
     if not found.reasons:
         return f"{said}; nothing in the facts differs that could explain a difference"
     first = found.reasons[0]
     return f"{said}; what differs most tellingly: {_of(first.matter, first.why)}"
+
+
+def _kind(kind: str) -> str:
+    """Say of figures that are not of GPUs what they are."""
+    return "" if kind in ("", EvidenceKind.REAL.value) else f" ({kind})"
 
 
 def _because(found: Comparison) -> str:
@@ -221,10 +228,11 @@ def _of(matter: str, why: str) -> str:
 def speed_words(speed: Speed, one: NodeFacts, other: NodeFacts) -> str:
     """Both levels, the ratio with its interval, and whether that is more than noise."""
     found = speed.interval
+    workload = _line(speed.workload) + _kind(speed.kind)
     levels = f"{one.name} {speed.one:.1f} tok/s, {other.name} {speed.other:.1f} tok/s"
     if not found.bounded:
-        return f"{_line(speed.workload)}: {levels}: too few server starts to tell"
+        return f"{workload}: {levels}: too few server starts to tell"
     low, high = ((bound - 1) * 100 for bound in (found.sure_low, found.sure_high))
     words = f"{(found.ratio - 1) * 100:+.1f} % ({low:+.1f} % to {high:+.1f} %, 99 %)"
     told = "more than noise" if speed.beyond_noise else "no more than noise"
-    return f"{_line(speed.workload)}: {levels}: {words}: {told}"
+    return f"{workload}: {levels}: {words}: {told}"

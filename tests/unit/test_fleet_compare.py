@@ -113,6 +113,23 @@ def test_a_slower_node_is_told_with_its_interval_and_without_an_invented_reason(
     assert compare(found.other, found.one).slower == "b", "in whichever order they are named"
 
 
+@pytest.mark.parametrize("level", [1000.0, 900.0])
+@pytest.mark.parametrize("kind", ["real", "simulated", "rehearsal"])
+def test_figures_that_are_not_of_gpus_are_called_so_wherever_they_are_shown(
+    kind: str, level: float
+):
+    def of_kind(facts: Facts) -> None:
+        result(facts, "history")["events"][0]["evidence"]["kind"] = kind
+
+    found = compare(node("a", 1000.0, of_kind), node("b", level, of_kind))
+    assert len(found.speeds) == 1 and comparison_dict(found)["speeds"][0]["kind"] == kind
+    page = Page(render(overview([found.one, found.other]), found, NOW, "9.9")).text
+    said = everything(found).splitlines()
+    shown = [line for line in said if "slower" in line or "noise" in line]
+    assert len(shown) == 2 and all((f"({kind})" in line) == (kind != "real") for line in shown)
+    assert all(line in page for line in shown)
+
+
 def test_a_difference_within_noise_is_not_called_slower():
     noisy = node("b", 970.0)
     assert compare(node("a"), noisy).slower == "b", "quiet nodes: 3 % is seen"

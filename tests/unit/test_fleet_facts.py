@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from sm120patch.evidence import Event
 from sm120patch.fleet.node import NodeFacts
 from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.words import age_words, moment
+from sm120patch.model import Snapshot
+from sm120patch.operations.inactive import _rejection
 from tests.support.facts import (
     Facts,
     audited_of,
@@ -99,6 +102,40 @@ def test_what_cannot_be_relied_on_is_unknown(change: Callable[[Facts], object], 
 def test_what_is_no_object_of_ours_is_unknown(data: bytes):
     node = parse(data, "gpu-01.json", "gpu-01", HOW)
     assert node.name == "gpu-01" and "malformed" in node.unknown
+
+
+@pytest.mark.parametrize("word", ["reachable", "state", "passed"])
+def test_keys_that_are_there_twice_contradict_each_other(word: str):
+    text = json.dumps(small(now=NOW))
+    assert f'"{word}": ' in text
+    twice = text.replace(f'"{word}": ', f'"{word}": false, "{word}": ', 1)
+    node = parse(twice.encode(), "gpu-01.json", "gpu-01", HOW)
+    assert node.unknown == f"the facts contradict themselves: {word} is there twice"
+    assert node.sets == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "words"),
+    [
+        ("simulated", "rejected (simulated)", "regressed (simulated)"),
+        ("real", "rejected", "regressed (real)"),
+    ],
+)
+def test_a_rejected_set_has_the_verdict_and_the_kind_that_status_gives_as_its_reason(
+    kind: str, label: str, words: str
+):
+    data = {"versions": {}, "kind": kind, "verdict": "regressed"}
+    event = Event("rejected", ("two",), data, at=(NOW - timedelta(days=2)).isoformat())
+    reason = _rejection(event, Snapshot("/p", {}))
+    node = changed(lambda f: set_of(f, "two").update(state="rejected", reason=reason))
+    two = node.sets["two"]
+    assert (two.label, two.verdict_words) == (label, words)
+    assert two.at == NOW - timedelta(days=2) and not two.counts
+
+
+def test_a_rejection_without_a_verdict_is_one_all_the_same():
+    node = changed(lambda f: set_of(f, "two").update(state="rejected", reason="by somebody"))
+    assert (node.sets["two"].label, node.sets["two"].verdict_words) == ("rejected", "")
 
 
 def test_a_node_that_was_not_reached_is_unknown_with_its_reason():
