@@ -16,6 +16,7 @@ from sm120patch.model import (
     Unchanged,
 )
 
+_NAMED_ESCAPES = dict(zip("\a\b\t\n\v\f\r", "abtnvfr", strict=True))
 _ENDING_FLAGS = {b"\n": b"l", b"\r\n": b"c", b"": b"n"}
 
 
@@ -69,10 +70,12 @@ def make_diff(path: str, before: bytes, after: bytes, context: int = 3) -> str:
     """Return the unified diff of two contents of `path`, empty when they are equal.
 
     Bytes that are not UTF-8 become surrogates: encode with `surrogateescape` to get them back.
+    A name that would not stay in its line is `quoted`.
     """
     old, new = (_text_lines(data) for data in (before, after))
     marker = "\n\\ No newline at end of file\n"
-    lines = [] if before == after else [f"--- a/{path}\n", f"+++ b/{path}\n"]
+    names = quoted(f"a/{path}"), quoted(f"b/{path}")
+    lines = [] if before == after else [f"--- {names[0]}\n", f"+++ {names[1]}\n"]
     for group in _opcodes(old, new).get_grouped_opcodes(context):
         (_, i, _, k, _), (_, _, j, _, m) = group[0], group[-1]
         lines.append(f"@@ -{_range(i, j)} +{_range(k, m)} @@\n")
@@ -83,6 +86,25 @@ def make_diff(path: str, before: bytes, after: bytes, context: int = 3) -> str:
             lines += ["-" + line for line in old[first:last]]
             lines += ["+" + line for line in new[start:end]]
     return "".join(line if line.endswith("\n") else line + marker for line in lines)
+
+
+def quoted(name: str) -> str:
+    """Return a file name as one line that can be read: as it is, or in C's quotes as git has it.
+
+    Quoted are names that are not all printable; of these, bytes become octal numbers.
+    """
+    if name.isprintable():
+        return name
+    text = "".join(_quoted(c) for c in name)
+    return f'"{text}"'
+
+
+def _quoted(character: str) -> str:
+    if character in _NAMED_ESCAPES or character in '"\\':
+        return f"\\{_NAMED_ESCAPES.get(character, character)}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def _opcodes(old: Sequence[str], new: Sequence[str]) -> difflib.SequenceMatcher[str]:

@@ -9,7 +9,7 @@ from sm120patch.model import (
     Refused,
     Unchanged,
 )
-from sm120patch.unified import apply, faults, make_diff
+from sm120patch.unified import apply, faults, make_diff, quoted
 
 PATH = "flashinfer/data/a.cuh"
 BEFORE = b"one\ntwo\nthree\ngate\nfive\nsix\nseven\n"
@@ -290,3 +290,22 @@ def test_every_fault_is_listed_at_once() -> None:
 def test_a_mailed_patch_is_read(extra: str) -> None:
     patch = f"Subject: open the gate\n\nwhy it is safe\n---\n{GIT}index 1234..5678 100644\n"
     assert faults(patch.encode() + PATCH + extra.encode()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("a/x y.py", "a/x y.py"),
+        ('a/"é\\.py', 'a/"é\\.py'),
+        ("a/x\n+++ b", r'"a/x\n+++ b"'),
+        ('a/\x1b"\\é', r'"a/\033\"\\é"'),
+        ("a/\u202e\udcff", r'"a/\342\200\256\377"'),
+    ],
+)
+def test_a_name_stays_in_its_line(name: str, line: str) -> None:
+    assert quoted(name) == line
+
+
+def test_a_diff_quotes_names_that_would_not_stay_in_their_line() -> None:
+    lines = make_diff("x\n@@", b"", b"a\n").splitlines()
+    assert lines == [r'--- "a/x\n@@"', r'+++ "b/x\n@@"', "@@ -0,0 +1 @@", "+a"]
