@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def clean(text: str) -> str:
-    """Make text from outside safe for a terminal: control characters are shown, not obeyed."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
+def clean(text: str, keep: str = "\n\t") -> str:
+    """Make text from outside safe for a terminal: control characters are shown, not obeyed.
+
+    A byte that is no UTF-8 (a surrogate here) is shown as that byte; those in `keep` stay.
+    """
+    if text.translate(dict.fromkeys(map(ord, keep))).isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in keep else _escaped(ord(c)) for c in text)
+
+
+def _escaped(number: int) -> str:
+    if 0xDC80 <= number <= 0xDCFF:
+        number -= 0xDC00
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def counted(number: int, thing: str) -> str:

@@ -52,7 +52,8 @@ def diff(
     A file that sets have patched is compared with what the ledger says was written, any other with
     what upstream shipped. Upstream's bytes are taken from the store, from git, from --pristine, or
     from the published package, which is downloaded if need be. FILE is a path, or what `audit`
-    names: without one every file of the packages is looked at.
+    names: without one every file of the packages is looked at. Into a pipe or a file go the exact
+    bytes, which `git apply -R` takes; to a terminal, what could act on it is shown escaped.
     """
     from sm120patch.operations import differing
     from sm120patch.operations.site import open_site
@@ -81,7 +82,7 @@ def diff(
         "unknown": list(found.unknown),
     }
     code = ExitCode.FINDINGS if foreign or found.unknown else ExitCode.OK
-    output.data(result, text, code)
+    output.data(result, text, code, exact=True)
     return code
 
 

@@ -29,12 +29,29 @@ class Output:
         self.command = ""
         self.given = given
 
-    def data(self, result: Mapping[str, object], text: str, code: ExitCode = ExitCode.OK) -> None:
-        """Print the result: the envelope with `--output json`, else `text`."""
+    def data(
+        self,
+        result: Mapping[str, object],
+        text: str,
+        code: ExitCode = ExitCode.OK,
+        *,
+        exact: bool = False,
+    ) -> None:
+        """Print the result: the envelope with `--output json`, else `text`.
+
+        With `exact`, what reads it gets its bytes unchanged (surrogates as the bytes they stand
+        for), and a terminal is told when it does not.
+        """
         if self.as_json:
             self._envelope(result, code, None)
+        elif exact and text and not _to_terminal():
+            _write(text.rstrip("\n") + "\n", exact=True)
         elif text:
             _write(_fitting(clean(text).rstrip("\n"), sys.stdout) + "\n")
+            if exact and clean(text) != text:
+                self.talk(
+                    "note: some bytes are shown escaped here; a pipe or a file gets them as is"
+                )
 
     def error(self, error: Sm120PatchError) -> None:
         """Print an expected failure, with its hint; commands in it get the options given here."""
@@ -106,12 +123,20 @@ def _fitting(text: str, stream: TextIO | None) -> str:
     return fold(text, columns)
 
 
-def _write(text: str) -> None:
+def _to_terminal() -> bool:
+    stream: TextIO | None = sys.stdout
+    return stream is not None and stream.isatty()
+
+
+def _write(text: str, *, exact: bool = False) -> None:
     stream: TextIO | None = sys.stdout
     if stream is None:
         raise unwritten("it is closed")
     try:
-        stream.write(text)
+        if exact:
+            stream.buffer.write(text.encode("utf-8", "surrogateescape"))
+        else:
+            stream.write(text)
         stream.flush()
     except BrokenPipeError:
         raise  # the reader has seen enough

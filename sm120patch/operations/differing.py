@@ -31,8 +31,9 @@ from sm120patch.operations import auditing
 from sm120patch.operations.inactive import OBSTACLES, known_as
 from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
+from sm120patch.plaintext import clean
 from sm120patch.plan import OwnedFile
-from sm120patch.unified import make_diff
+from sm120patch.unified import make_diff, quoted
 
 FileKey = tuple[str, str]
 _UNOBTAINABLE = "upstream's content cannot be had"
@@ -247,7 +248,10 @@ def _against_upstream(
     edit = Edit(installed.target, file.path, ours, detail)
     if file.pristine_sha256 == ABSENT:
         added = edit if ours else replace(edit, detail="upstream did not ship it")
-        return _shown(replace(added, base="upstream", source="-"), b"", file.data)
+        shown = _shown(replace(added, base="upstream", source="-"), b"", file.data)
+        # So taking the diff back removes the file.
+        names, line, rest = shown.diff.partition("\n+++ ")
+        return replace(shown, diff=f"--- /dev/null{line}{rest}" if names else "")
     if file.pristine_sha256 is None:
         why = installed.pristine_origin.removeprefix("unknown: ")
         return replace(edit, problem=f"nobody knows what upstream shipped: {why}")
@@ -281,14 +285,22 @@ def edit_dict(edit: Edit) -> dict[str, object]:
 
 
 def edits_text(found: Sequence[Edit]) -> str:
-    """Return diffs that `git apply -R` and `patch -R` take, each below a comment of what it is."""
+    """Return diffs that `git apply -R` and `patch -R` take, each below a comment of what it is.
+
+    They are the bytes of the files only when encoded as UTF-8 with `surrogateescape`. Comments are
+    printable and one line each, whatever files are called.
+    """
     parts = []
     for edit in found:
         base = "what the ledger wrote" if edit.base == "ledger" else "upstream's content"
         where = "" if edit.source in ("", "-") else f" ({base} from {edit.source})"
-        parts.append(f"# {edit.path}: {edit.detail}{where}")
+        parts.append(_comment(f"{quoted(edit.path)}: {edit.detail}{where}"))
         if edit.problem:
-            parts.append(f"# no diff: {edit.problem}")
+            parts.append(_comment(f"no diff: {edit.problem}"))
         if edit.diff:
             parts.append(edit.diff.rstrip("\n"))
     return "\n".join(parts)
+
+
+def _comment(text: str) -> str:
+    return f"# {clean(text, keep='')}"

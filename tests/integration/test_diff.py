@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
+import pty
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +58,82 @@ def test_the_diff_of_an_edit_takes_it_back_with_other_tools(place: Place, upstre
     assert ran.out.startswith(f"# {A}: edited by somebody, and no ledger has it")
     subprocess.run(["git", "apply", "-R"], input=ran.out, text=True, cwd=place.site, check=True)
     assert place.read(A) == A_TEXT
+
+
+WILD = b"line = 1\r\nname = 'caf\xe9'\r\n\xe2\x80\xae\x1b[2J = 2\rodd\nlast"
+EDITED = WILD.replace(b"1", b"one").replace(b"= 2", b"= two\xff")
+TAKE_BACK = {
+    "git": ["git", "apply", "-R"],
+    "patch": ["patch", "-R", "-p1", "--binary", "-s"],
+}
+
+
+def ship(place: Place, path: str, data: bytes) -> None:
+    """Add a file to what upstream shipped."""
+    file = place.site / path
+    file.write_bytes(data)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+    with (place.site / "sglang-1.0.dist-info" / "RECORD").open("a") as record:
+        record.write(f"{path},sha256={digest},{len(data)}\n")
+
+
+def piped(place: Place, *words: str | Path) -> bytes:
+    line = [sys.executable, "-m", "sm120patch", "diff", *words, *NOWHERE, *place.options[:-2]]
+    done = subprocess.run(line, stdout=subprocess.PIPE, check=False, env={**os.environ})
+    assert done.returncode == 1
+    return done.stdout
+
+
+@pytest.mark.parametrize("tool", TAKE_BACK)
+def test_any_bytes_go_back_through_a_pipe(place: Place, tool: str) -> None:
+    ship(place, "sglang/wild.py", WILD)
+    upstream = shutil.copytree(place.site, place.root / "upstream")
+    (place.site / "sglang" / "wild.py").write_bytes(EDITED)
+    (place.site / "sglang" / "new.py").write_bytes(b"new\r\n")
+    place.write(A, MINE)
+    subprocess.run(
+        TAKE_BACK[tool], input=piped(place, "--pristine", upstream), cwd=place.site, check=True
+    )
+    assert (place.site / "sglang" / "wild.py").read_bytes() == WILD
+    assert place.read(A) == A_TEXT and not (place.site / "sglang" / "new.py").exists()
+    assert diff(place).code == 0
+
+
+def test_on_a_terminal_bytes_are_shown_and_not_obeyed(place: Place) -> None:
+    ship(place, "sglang/wild.py", WILD)
+    upstream = shutil.copytree(place.site, place.root / "upstream")
+    (place.site / "sglang" / "wild.py").write_bytes(EDITED)
+    words = ("diff", "--pristine", upstream, *NOWHERE, *place.options[:-2])
+    line = [sys.executable, "-m", "sm120patch", *words]
+    ours, theirs = pty.openpty()
+    done = subprocess.run(line, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    out = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert done.returncode == 1 and b"some bytes are shown escaped here" in done.stderr
+    assert rb"\x0d" in out and rb"\u202e\x1b[2J = two\xff\x0dodd" in out
+    assert out.replace(b"\r\n", b"\n").decode().replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("tool", TAKE_BACK)
+def test_a_name_forges_no_lines(place: Place, tool: str) -> None:
+    forged = 'x\n--- a\n+++ b\n@@ -1 +1 @@\n-\u202e\t"\\'
+    name = os.fsencode(f"sglang/{forged}") + b"\xff.py"
+    (place.site / os.fsdecode(name)).write_text("new = 1\n")
+    (place.site / "sglang" / "\x1b\n# data").write_bytes(b"\0")
+    out = piped(place)
+    shown = rb'sglang/x\n--- a\n+++ b\n@@ -1 +1 @@\n-\342\200\256\t\"\\\377.py"'
+    assert out.splitlines() == [
+        b'# "sglang/\\033\\n# data": upstream did not ship it',
+        b"# no diff: it is no text",
+        b'# "' + shown + b": upstream did not ship it",
+        b"--- /dev/null",
+        b'+++ "b/' + shown,
+        b"@@ -0,0 +1 @@",
+        b"+new = 1",
+    ]
+    subprocess.run(TAKE_BACK[tool], input=out, cwd=place.site, check=True)
+    assert not (place.site / os.fsdecode(name)).exists()
 
 
 def test_bytes_that_record_does_not_name_are_not_taken_for_upstreams(
