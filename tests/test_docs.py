@@ -156,3 +156,25 @@ def test_the_facts_in_the_documents_are_read_and_answers_have_the_documented_key
     result = ran.result
     keys = {*result, *result["nodes"][0], *result["nodes"][0]["sets"][0], *result["compare"]}
     assert keys <= documented, keys - documented
+
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_to_files_that_are_there(document: Path) -> None:
+    prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose)
+    relative = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in relative if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["fleet.md", "rollout.md"])
+def test_facts_are_reported_from_where_the_playbook_of_the_example_writes_them(name: str) -> None:
+    defaults = next((ROOT / "sm120patch").rglob("roles/audit/defaults/main.yml")).read_text()
+    usual = re.findall(r"sm120patch_facts_dir \| default\('([^']+)'\)", defaults)
+    block = (ROOT / "docs" / name).read_text().partition("```console\n")[2].partition("```")[0]
+    (playbook,) = re.findall(r"^.*ansible-playbook .*sm120patch\.fleet\.audit.*$", block, re.M)
+    written = re.findall(r"sm120patch_facts_dir=(\S+)", playbook) or usual
+    assert written == re.findall(r"fleet-report (\S+)", block)
+    assert re.findall(r"writes (\S+)/NODE\.json", block) in ([], written)
