@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sm120patch.fleet.compare import Comparison
     from sm120patch.fleet.overview import Fleet
 
-KINDS = ("unequal", "unknown", "differs", "unexpected", "finding")
+KINDS = ("unequal", "unknown", "not-applied", "differs", "unexpected", "finding")
 """Words of `overview.Kind`; a test compares them, so that `--help` needs no import."""
 
 
@@ -45,6 +45,14 @@ KINDS = ("unequal", "unknown", "differs", "unexpected", "finding")
     metavar="NAME[=NODE,NODE]",
     help="Nodes that serve as one and must hold the same code; NAME alone is a group of the"
     " inventory. May be repeated.",
+)
+@click.option(
+    "--sets",
+    "sets",
+    multiple=True,
+    metavar="NAME[,NAME]",
+    help="Sets that must be applied on every node, with real evidence; one that is not is a"
+    " finding. May be repeated.",
 )
 @click.option(
     "--compare",
@@ -91,6 +99,7 @@ def fleet_report(
     facts: tuple[Path, ...],
     expect: Path | None,
     groups: tuple[str, ...],
+    sets: tuple[str, ...],
     compare: tuple[str, str] | None,
     max_age: float,
     late: float,
@@ -108,7 +117,7 @@ def fleet_report(
 
     now = datetime.now(timezone.utc)
     how = Reading(now, timedelta(hours=max_age))
-    expected = fleetfacts.expected(expect, groups)
+    expected = fleetfacts.expected(expect, groups, sets)
     gathered = fleetfacts.gather(facts, how, compare, _progress(output))
     if not gathered.nodes and not expected.nodes:
         raise UsageError(

@@ -14,10 +14,12 @@ MOST_NODES = 100_000
 
 @dataclass(frozen=True)
 class Expected:
-    """Nodes by name, and group -> its nodes; both empty when nothing was said."""
+    """Nodes by name, group -> its nodes, and sets; all empty when nothing was said."""
 
     nodes: tuple[str, ...] = ()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sets: tuple[str, ...] = ()
+    """Sets that must count as applied on every node."""
 
 
 def names_of(content: bytes) -> tuple[str, ...] | None:

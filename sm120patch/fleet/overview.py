@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
-from sm120patch.fleet.differences import HEAVY, Difference, differences, sets_of_interest
+from sm120patch.fleet.differences import HEAVY, NO_SET, Difference, differences, sets_of_interest
 from sm120patch.fleet.expected import Expected
 from sm120patch.fleet.node import NodeFacts
 from sm120patch.model import State
@@ -25,6 +25,8 @@ class Kind(str, Enum):
     """Nodes of one group hold different code: such a server hangs, or answers wrongly."""
     UNKNOWN = "unknown"
     """A node, a group or a content could not be told. Never OK: it always fails."""
+    NOT_APPLIED = "not-applied"
+    """A set that was named does not count as applied on a node."""
     DIFFERS = "differs"
     """A node is not as most others are."""
     UNEXPECTED = "unexpected"
@@ -87,6 +89,12 @@ class Fleet:
         """Nodes of which nothing may be relied on."""
         return tuple(row for row in self.rows if row.node.unknown)
 
+    @property
+    def bare(self) -> bool:
+        """There are known nodes, and nothing of any set is on one of them."""
+        known = [row.node for row in self.rows if not row.node.unknown]
+        return bool(known) and all(s.is_quiet for node in known for s in node.sets.values())
+
     def applied(self, name: str) -> int:
         """Nodes on which a set counts as applied."""
         known = (row.node.sets.get(name) for row in self.rows if not row.node.unknown)
@@ -114,12 +122,16 @@ def overview(
     ]  # fmt: skip
     return Fleet(
         rows=tuple(sorted(rows, key=_rank)),
-        sets=sets_of_interest(known),
+        sets=_sets(known, expected),
         groups=groups,
         findings=tuple(_findings(rows, groups, differing, labels, expected)),
         differences=differing,
         expected=expected.nodes,
     )
+
+
+def _sets(known: Sequence[NodeFacts], expected: Expected) -> tuple[str, ...]:
+    return tuple(sorted({*sets_of_interest(known), *expected.sets}))
 
 
 def _once(nodes: Iterable[NodeFacts]) -> list[NodeFacts]:
@@ -226,6 +238,7 @@ def _findings(
             yield Finding(Kind.UNKNOWN, group.name, detail, group.nodes)
     yield from _unknown_sets(rows)
     yield from _audited(rows, only_unknown=True)
+    yield from _not_applied(rows, expected.sets)
     for difference in differing:
         nodes = tuple(labels[node.key] for node in difference.nodes)
         yield Finding(Kind.DIFFERS, difference.title, difference_words(difference, labels), nodes)
@@ -246,6 +259,19 @@ def _unknown_sets(rows: Sequence[Row]) -> Iterator[Finding]:
                 found.setdefault((one.id, one.reason), []).append(row.label)
     for (name, reason), labels in found.items():
         yield Finding(Kind.UNKNOWN, f"state of {name}", reason, tuple(sorted(labels)))
+
+
+def _not_applied(rows: Sequence[Row], sets: Sequence[str]) -> Iterator[Finding]:
+    """Sets that were named and do not count on a known node; those alike are told together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in sets:
+        for row in rows:
+            one = row.node.sets.get(name)
+            if not row.node.unknown and (one is None or not one.counts):
+                label = NO_SET if one is None else one.label
+                found.setdefault((name, label), []).append(row.label)
+    for (name, label), labels in found.items():
+        yield Finding(Kind.NOT_APPLIED, name, f"is {label}", tuple(sorted(labels)))
 
 
 def _codes(group: Group, nodes: Mapping[str, NodeFacts]) -> str:

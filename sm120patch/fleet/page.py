@@ -141,9 +141,14 @@ def _answer(fleet: Fleet) -> str:
         return "Nodes that serve as one hold different code."
     if Kind.UNKNOWN in kinds:
         return "Not everything is known, and what is unknown is not OK."
+    if Kind.NOT_APPLIED in kinds:
+        return "Sets that should be on every node are not."
+    bare = " There is no patch set on any of them." if fleet.bare else ""
     if Kind.DIFFERS in kinds:
-        return "All nodes are known; they are not all alike."
-    return "All nodes are known and alike." + (" Their audits found something." if kinds else "")
+        return f"All nodes are known; they are not all alike.{bare}"
+    return f"All nodes are known and alike.{bare}" + (
+        " Their audits found something." if kinds else ""
+    )
 
 
 def _counts(fleet: Fleet) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from sm120patch.fleet.words import age_words
 from sm120patch.model import EvidenceKind
 from sm120patch.plaintext import clean, counted, table
 
+NO_SETS = "no patch set on any known node"
 _MOST_FINDINGS = 40
 _MOST_REASONS = 30
 _WIDE = 160
@@ -37,6 +38,7 @@ def _summary(fleet: Fleet) -> str:
     unequal = sum(group.equal is False for group in fleet.groups)
     parts += [f"{counted(unequal, 'group')} UNEQUAL"] if unequal else []
     parts += [f"{name} applied on {fleet.applied(name)}" for name in fleet.sets]
+    parts += [NO_SETS] if fleet.bare else []
     versions, host, profile = _common(fleet)
     common = "; ".join(filter(None, (versions, host, profile and f"profile {profile}")))
     return _line(", ".join(parts) + (f"  ({common})" if common else ""), 2000)
@@ -55,7 +57,7 @@ def _shown(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
 
 
 def _finding(kind: str, subject: str, detail: str) -> str:
-    return f"{kind:10} {_line(subject)}: {_line(detail)}"
+    return f"{kind:11} {_line(subject)}: {_line(detail)}"
 
 
 def _line(words: str, most: int = 400) -> str:

@@ -133,14 +133,25 @@ def _named(wanted: str, nodes: Sequence[NodeFacts]) -> NodeFacts:
 # --- which nodes there should be -------------------------------------------------------------
 
 
-def expected(place: Path | None, groups: Sequence[str]) -> Expected:
+def expected(place: Path | None, groups: Sequence[str], sets: Sequence[str] = ()) -> Expected:
     """Nodes that `place` names (a list or an inventory), and `groups` (`NAME=node,node` or `NAME`).
 
-    A group without nodes is one of the inventory.
+    A group without nodes is one of the inventory. `sets`: `NAME` or `NAME,NAME`.
     """
     inventory = None if place is None else _inventory(place)
     named = [_group(text, inventory) for text in groups]
-    return combined((inventory or {}).get("all", ()), named)
+    found = combined((inventory or {}).get("all", ()), named)
+    return replace(found, sets=tuple(dict.fromkeys(_set_names(sets))))
+
+
+def _set_names(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        for name in text.split(","):
+            if not is_name(name.strip()):
+                raise UsageError(
+                    f"--sets {text}: names are expected", hint="write --sets fusion,runtime-gate"
+                )
+            yield name.strip()
 
 
 def _group(

@@ -229,6 +229,15 @@ def test_without_facts_there_is_no_report(tmp_path: Path, place: str):
     refused(report(tmp_path / place), 2, str(tmp_path / place))
 
 
+def test_sets_that_must_be_applied_are_named(tmp_path: Path):
+    facts = write_facts(tmp_path / "facts", small("a"), small("b"))
+    assert report(facts, "--sets", "one").code == 0
+    ran = report(facts, "--sets", "one,two", "--sets", "two")
+    assert ran.code == 1 and kinds(ran) == {"not-applied"}
+    assert [f["subject"] for f in ran.result["findings"]] == ["two"]
+    refused(report(facts, "--sets", "one,"), 2, "names are expected")
+
+
 def test_a_group_must_be_known(tmp_path: Path):
     facts = write_facts(tmp_path / "facts", small("a"))
     refused(report(facts, "--group", "s0"), 2, "no such group")

@@ -193,6 +193,40 @@ def test_a_node_that_should_not_be_there_is_told():
     assert kinds(fleet) == ["unexpected"] and fleet.findings[0].nodes == ("gpu-01",)
 
 
+def unpatched(facts: Facts) -> None:
+    set_of(facts, "one").update(state="absent", role="", counts=False, evidence=None)
+    environment(facts).update(sets=[], ledger=False)
+    environment(facts)["packages"][0]["files"] = []
+
+
+def test_a_fleet_that_was_never_patched_says_so():
+    fleet = overview([node(f"n{i}", unpatched) for i in range(3)])
+    assert fleet.findings == () and fleet.bare
+    assert "no patch set on any known node" in shown(fleet).splitlines()[0]
+    assert "no patch set on any of them" in render(fleet, None, NOW, "9.9")
+    patched = overview([node("a", unpatched), *nodes(2)])
+    assert not patched.bare and "no patch set" not in shown(patched)
+    gone = overview([], Expected(("gone",)))
+    assert "no patch set" not in shown(gone), "of unknown nodes nobody knows"
+
+
+def test_sets_that_must_be_applied_are_found_where_they_do_not_count():
+    def simulated(facts: Facts) -> None:
+        change_set(facts, "one", evidence={"kind": "simulated"})
+
+    every = [*nodes(3), node("bare", unpatched), node("simulated", simulated)]
+    fleet = overview(every, Expected(sets=("one",)))
+    found = {f.nodes: f.detail for f in fleet.findings if f.kind is Kind.NOT_APPLIED}
+    assert found == {("bare",): "is absent", ("simulated",): "is applied (simulated)"}
+    assert "not-applied bare: one: is absent" in " ".join(shown(fleet).split())
+    assert not overview(nodes(3), Expected(sets=("one",))).findings
+    fleet = overview(nodes(3), Expected(sets=("never",)))
+    (finding,) = fleet.findings
+    assert finding.detail == "is not in its catalogue" and len(finding.nodes) == 3
+    assert "never" in fleet.sets and fleet.applied("never") == 0
+    assert "Sets that should be on every node are not." in render(fleet, None, NOW, "9.9")
+
+
 def test_two_files_about_one_environment_leave_it_unknown():
     fleet = overview([*nodes(2), node("gpu-00")])
     (row,) = fleet.unknown
