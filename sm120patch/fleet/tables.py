@@ -27,7 +27,7 @@ def fleet_text(fleet: Fleet, now: datetime, *, every: bool = False) -> str:
     lines += (
         [f"and {counted(rest, 'finding')} more: see --output json or --html"] if rest > 0 else []
     )
-    classes = _classes(fleet.rows, fleet.sets, every=every)
+    classes = _classes(fleet, every=every)
     return "\n".join([*lines, "", table(_rows(classes, fleet, now))])
 
 
@@ -39,8 +39,9 @@ def _summary(fleet: Fleet) -> str:
     parts += [f"{counted(unequal, 'group')} UNEQUAL"] if unequal else []
     parts += [f"{name} applied on {fleet.applied(name)}" for name in fleet.sets]
     parts += [NO_SETS] if fleet.bare else []
-    versions, host, profile = _common(fleet)
-    common = "; ".join(filter(None, (versions, host, profile and f"profile {profile}")))
+    versions, host, code, profile = _common(fleet)
+    named = (code and f"code {code}", profile and f"profile {profile}")
+    common = "; ".join(filter(None, (versions, host, *named)))
     return _line(", ".join(parts) + (f"  ({common})" if common else ""), 2000)
 
 
@@ -69,21 +70,35 @@ Class = tuple[list[str], Row]
 """Labels of nodes that are alike in all that the table shows, and one of them."""
 
 
-def _classes(rows: Sequence[Row], sets: Sequence[str], *, every: bool) -> list[Class]:
+def _classes(fleet: Fleet, *, every: bool) -> list[Class]:
     found: dict[object, Class] = {}
-    for row in rows:
-        key: object = row.label if every or row.node.unknown else _signature(row, sets)
+    scattered = _scattered(fleet)
+    for row in fleet.rows:
+        key: object = row.label
+        if not every and not row.node.unknown:
+            key = _signature(row, fleet.sets, scattered)
         found.setdefault(key, ([], row))[0].append(row.label)
     return list(found.values())
 
 
-def _signature(row: Row, sets: Sequence[str]) -> tuple[object, ...]:
+def _scattered(fleet: Fleet) -> frozenset[str]:
+    """Titles of differences between profiles of which none is usual: ports that nodes chose.
+
+    A finding names them; in the table every node would be a class of its own.
+    """
+    found = (d for d in fleet.differences if d.aspect == "profile" and d.usual is None)
+    return frozenset(d.title for d in found)
+
+
+def _signature(row: Row, sets: Sequence[str], scattered: frozenset[str]) -> tuple[object, ...]:
     node = row.node
     found = [node.sets.get(name) for name in sets]
-    cells = tuple((*_cells(s), s.verdict if s else "", s.kind if s else "") for s in found)
+    shown = [_cells(s)[:2] if scattered else _cells(s) for s in found]
+    cells = tuple((*c, s.verdict_words if s else "") for c, s in zip(shown, found, strict=True))
+    differs = tuple(own for own in row.differs if own[0] not in scattered)
     troubles = tuple(sorted({t.kind for t in node.troubles}))
     said = (tuple(node.versions.items()), node.code, host_words(node), node.tool)
-    return row.unequal, row.groups, said, cells, troubles, row.differs
+    return row.unequal, row.groups, said, cells, troubles, differs
 
 
 def _rows(classes: Sequence[Class], fleet: Fleet, now: datetime) -> Iterator[tuple[str, ...]]:
@@ -96,30 +111,48 @@ def _rows(classes: Sequence[Class], fleet: Fleet, now: datetime) -> Iterator[tup
             state = "UNKNOWN" if row.node.unknown else "-"
             yield (*_kept((*head, "-", state, "-", "-"), kept), "-")
             continue
-        for name in fleet.sets:
-            found = row.node.sets.get(name)
-            yield (*_kept((*head, name, *_cells(found)), kept), _verdict(found, now))
+        for listed, cells, verdict in _alike(row.node, fleet.sets, kept, now):
+            yield (*_kept(head, kept[: len(head)]), ", ".join(listed), *cells, verdict)
             head = ("",) * len(head)
+
+
+def _alike(
+    node: NodeFacts, sets: Sequence[str], kept: tuple[bool, ...], now: datetime
+) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
+    """Sets of a node that share a line, as all that is shown of them is alike."""
+    lines: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for name in sets:
+        found = node.sets.get(name)
+        cells = _kept(_cells(found), kept[-3:])
+        lines.setdefault((cells, _verdict(found, now)), []).append(name)
+    yield from ((names, cells, verdict) for (cells, verdict), names in lines.items())
 
 
 def _columns(fleet: Fleet) -> tuple[bool, ...]:
     """Which of the first columns are worth their room."""
-    versions, host, profile = (found is None for found in _common(fleet))
-    return True, bool(fleet.groups), versions, host, True, True, True, True, profile
+    versions, host, code, profile = (found is None for found in _common(fleet))
+    contents = any(d.aspect == "contents" for d in fleet.differences)
+    profile = profile and not _scattered(fleet)
+    return True, bool(fleet.groups), versions, host, code, True, True, contents, profile
 
 
 def _kept(cells: tuple[str, ...], columns: tuple[bool, ...]) -> tuple[str, ...]:
     return tuple(cell for cell, kept in zip(cells, columns, strict=True) if kept)
 
 
-def _common(fleet: Fleet) -> tuple[str | None, str | None, str | None]:
-    """Versions, host, and profile of all evidence, where all known nodes have the same."""
+def _common(fleet: Fleet) -> tuple[str | None, str | None, str | None, str | None]:
+    """Versions, host, code, and profile of all evidence, where all known nodes have the same."""
     known = [row.node for row in fleet.rows if not row.node.unknown]
     sets = [node.sets.get(name) for node in known for name in fleet.sets]
     profiles = {_profile(found) for found in sets if found is not None and found.profile}
-    found = ({_versions(node) for node in known}, {host_words(node) for node in known}, profiles)
-    versions, host, profile = (values.pop() if len(values) == 1 else None for values in found)
-    return versions, host, profile if profiles or profile else ""
+    found = (
+        {_versions(node) for node in known},
+        {host_words(node) for node in known},
+        {node.code[:_SHORT] or None for node in known},
+        profiles,
+    )
+    versions, host, code, profile = (v.pop() if len(v) == 1 else None for v in found)
+    return versions, host, code, profile if profiles or profile else ""
 
 
 def _profile(found: SetFacts | None) -> str:

@@ -67,7 +67,7 @@ def test_nodes_that_are_alike_give_no_finding_and_one_line():
 
 def test_what_all_nodes_have_alike_is_told_once_and_else_in_a_column():
     text = shown(overview(nodes(3)))
-    assert "(sglang 0.5.9; 2 x RTX, driver 580.95; profile pppppppp)" in text
+    assert re.search(r"\(sglang 0.5.9; 2 x RTX, driver 580.95; code \w{8}; profile p{8}\)", text)
     assert text.count("sglang") == text.count("p" * 8) == 1 and "PROFILE" not in text
 
     def other(facts: Facts) -> None:
@@ -79,6 +79,27 @@ def test_what_all_nodes_have_alike_is_told_once_and_else_in_a_column():
     rows = shown(overview([*nodes(3), node("z", other)])).splitlines()
     (row,) = (line for line in rows if line.startswith("z "))
     assert "sglang 0.5.10" in row and "2 x RTX, driver 570.1" in row and "qqqqqqqq" in row
+
+
+def test_nodes_whose_profiles_alone_differ_share_a_line_and_so_do_sets_that_are_alike():
+    """Every node has ports of its own in its profile: the finding names them, not the table."""
+
+    def own(facts: Facts) -> None:
+        for name in ("kernel", "jit-list"):
+            add_set(facts, name)
+        for name in ("one", "kernel", "jit-list"):
+            profile = facts["node"][-1] * 64
+            change_set(facts, name, evidence={"kind": "simulated", "profile": profile})
+
+    fleet = overview(node(f"gpu-0{n}", own, groups=["s0"]) for n in range(4))
+    (finding,) = fleet.findings
+    assert finding.subject == "profile of the verification of jit-list, kernel, one"
+    rows = shown(fleet).partition("\n\n")[2].splitlines()
+    assert len(rows) == 2 and "gpu-00, gpu-01 and 2 more" in rows[1]
+    assert "jit-list, kernel, one" in rows[1] and "PROFILE" not in rows[0]
+    assert f"code {fleet.rows[0].node.code[:8]}" in shown(fleet).splitlines()[0]
+    assert "CODE" not in rows[0] and "CONTENTS" not in rows[0]
+    assert len(fleet_text(fleet, NOW, every=True).partition("\n\n")[2].splitlines()) == 5
 
 
 def test_the_one_that_differs_comes_first_with_what_it_differs_in():
