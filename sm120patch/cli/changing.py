@@ -19,7 +19,7 @@ from sm120patch.cli.options import (
     with_option,
 )
 from sm120patch.cli.output import Output
-from sm120patch.errors import ExitCode, UsageError
+from sm120patch.errors import ConflictError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
@@ -107,8 +107,8 @@ def apply(
     does not run put every file back.
     """
     from sm120patch.operations import changing, gpus, planning
-    from sm120patch.operations.known import known_here, refuse_harm
-    from sm120patch.operations.rejections import refuse_again, rejected_before
+    from sm120patch.operations.known import known_here
+    from sm120patch.operations.rejections import rejected_before
     from sm120patch.operations.site import open_site
     from sm120patch.planner import Request
     from sm120patch.render import plan_text
@@ -132,16 +132,17 @@ def apply(
         lacking = () if no_verify else changing.owed_sets(site, request, plan, chosen, demands)
         if lacking:
             changing.refuse_unmeasurable(site, plan)
-        return _show_plan(output, site, plan, chosen, demands, lacking)
+        doubt = None if plan.is_noop and not lacking else _doubt(known, before if lacking else None)
+        return _show_plan(output, site, plan, chosen, demands, lacking, doubt)
     owed = not no_verify and changing.verification_owed(site, request, plan, chosen, demands)
     if plan.is_noop and not owed and not ahead:
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
         raise changing.no_profile(Path.cwd(), stageable=True)
     again = before if owed and before is not None and before.same_profile else None
-    if not (yes or _confirmed(output, known, again)):
-        refuse_harm(known)
-        refuse_again(again)
+    doubt = _doubt(known, again)
+    if doubt is not None and not (yes or _confirmed(output)):
+        raise doubt
     output.talk(plan_text(plan, diffs=False))
     if chosen is not None:
         changing.preview(plan, chosen, demands)
@@ -388,11 +389,23 @@ def _progress(output: Output) -> Progress:
     return Progress(output.talk)
 
 
-def _confirmed(output: Output, known: tuple[Match, ...], again: Rejection | None) -> bool:
-    """Ask the person at the terminal, if there is one and something that speaks against it."""
-    doubtful = again is not None or any(match.result.harmful for match in known)
+def _doubt(known: tuple[Match, ...], again: Rejection | None) -> ConflictError | None:
+    """Return what speaks against measuring it here; only `--yes` or a person goes on."""
+    from sm120patch.operations.known import refuse_harm
+    from sm120patch.operations.rejections import refuse_again
+
+    try:
+        refuse_harm(known)
+        refuse_again(again)
+    except ConflictError as error:
+        return error
+    return None
+
+
+def _confirmed(output: Output) -> bool:
+    """Ask the person at the terminal, if there is one."""
     there = sys.stdin.isatty() and sys.stderr.isatty() and not output.as_json
-    return doubtful and there and click.confirm("measure it here all the same?", err=True)
+    return there and click.confirm("measure it here all the same?", err=True)
 
 
 def _note_fault(output: Output, site: Site) -> None:
@@ -422,8 +435,12 @@ def _show_plan(
     profile: Profile | None,
     demands: Demands,
     owed: tuple[str, ...] = (),
+    doubt: ConflictError | None = None,
 ) -> int:
-    """Print what would be done; `owed` are the sets that would be measured."""
+    """Print what would be done; `owed` are the sets that would be measured.
+
+    `doubt` is what the command would end with unless it is told `--yes`.
+    """
     from sm120patch.cli.caching import touched_dict, touched_text
     from sm120patch.operations import caching, changing, verifying
     from sm120patch.render import plan_dict, plan_text
@@ -437,8 +454,12 @@ def _show_plan(
         result["commands"] = {"baseline": arms.baseline.shown, "patched": arms.patched.shown}
         output.talk(f"baseline: {arms.baseline.shown}\npatched:  {arms.patched.shown}")
     result["owed"] = list(owed)
+    result["measures"] = None if profile is None else profile.server.kind.value
+    result["doubt"] = None if doubt is None else {"code": doubt.code, "message": doubt.message}
     measured = f"to be measured: {', '.join(owed)}" if owed else ""
-    text = "\n".join(filter(None, [plan_text(plan, diffs=True), touched_text(touched), measured]))
+    refused = "" if doubt is None else f"without --yes it is refused: {doubt.message}"
+    parts = [plan_text(plan, diffs=True), touched_text(touched), measured, refused]
+    text = "\n".join(filter(None, parts))
     output.data(result, text)
     return ExitCode.OK
 

@@ -39,9 +39,41 @@ def test_nodes_that_would_differ_are_refused_before_anything_is_written(pair: Fl
     done = pair.play(ROLLOUT)
     assert done.code == 2
     assert "would not all hold the same code, so nothing was written" in done.out
-    assert "PLAY [Patch the canary" not in done.out
+    assert "Drain" not in done.out and "Apply and verify" not in done.out
+    assert "canary: failed (The nodes would not" in done.out
+    assert "other: failed (The nodes would not" in done.out
     for node in pair.nodes:
         node.assert_untouched()
+
+
+def test_check_mode_says_that_a_node_would_first_be_settled(pair: Fleet) -> None:
+    canary, other = pair.nodes
+    canary.kill_applies()
+    wrapper = str(canary.variables.pop("sm120patch_executable"))
+    where = ["--env", str(canary.prefix), "--catalogue", str(canary.catalogue)]
+    subprocess.run([wrapper, "apply", "fusion", "--profile", canary.profile, *where], check=False)
+    assert canary.state == "interrupted"
+    held = canary.snapshot()
+    done = pair.play(ROLLOUT, "--check")
+    assert done.code == 0, done.out
+    assert (
+        "canary: planned (it would first be settled: " in done.out and "other: planned" in done.out
+    )
+    assert canary.snapshot() == held
+    other.assert_untouched()
+
+
+def test_what_was_rejected_here_is_refused_before_any_node_is_drained(pair: Fleet) -> None:
+    canary, other = pair.nodes
+    other.serve(REGRESSES)
+    assert other.run("apply", "fusion", "--profile", str(other.profile)).code == 8
+    other.before = other.snapshot()
+    done = pair.play(ROLLOUT)
+    assert done.code == 2, done.out
+    assert "other: failed (" in done.out and "sm120patch_allow_known_harm" in done.out
+    for node in pair.nodes:
+        node.assert_untouched()
+    assert canary.state == "absent"
 
 
 def test_a_set_that_is_on_a_node_must_be_named(pair: Fleet) -> None:
@@ -49,7 +81,8 @@ def test_a_set_that_is_on_a_node_must_be_named(pair: Fleet) -> None:
     pair.nodes[1].before = pair.nodes[1].snapshot()
     done = pair.play(ROLLOUT)
     assert done.code == 2
-    assert "other has also other" in done.out
+    assert "other: failed (other has also other" in done.out
+    assert "canary: skipped (other nodes ended badly: other)" in done.out
     for node in pair.nodes:
         node.assert_untouched()
 
@@ -80,6 +113,7 @@ def test_every_node_is_applied_and_a_second_run_reports_no_change(pair: Fleet) -
     done = pair.play(ROLLOUT)
     assert done.code == 0, done.out
     assert_all_applied(pair)
+    assert ", evidence of a simulated host)" in done.out
     assert [node.hooks for node in pair.nodes] == [["drain", "resume"]] * 2
     held = [node.snapshot() for node in pair.nodes]
     again = pair.play(ROLLOUT)
@@ -96,7 +130,7 @@ def test_a_canary_that_regresses_stops_the_rollout(pair: Fleet) -> None:
     done = pair.play(ROLLOUT)
     assert done.code == 2, done.out
     assert "canary: rejected (fusion: regressed" in done.out
-    assert "other: skipped (a node before it ended badly: canary)" in done.out
+    assert "other: skipped (other nodes ended badly: canary)" in done.out
     canary.assert_as_before()
     assert canary.state == "rejected"
     assert canary.hooks == ["drain", "resume"], "the resume hook runs after a rejection as well"
@@ -145,10 +179,18 @@ def test_another_content_than_the_one_that_is_expected_is_refused(pair: Fleet) -
 @pytest.mark.slow
 def test_evidence_of_a_simulated_host_does_not_count(pair: Fleet) -> None:
     pair.variables["sm120patch_allow_simulated"] = False
+    refused = pair.play(ROLLOUT)
+    assert refused.code == 2, refused.out
+    assert "measures a simulated server, whose evidence does not count" in refused.out
+    assert "sm120patch_allow_simulated" in refused.out and "TASK [Drain" not in refused.out
+    canary, other = pair.nodes
+    canary.assert_untouched()
+    claimed = canary.profile.read_text().replace('kind = "simulated"', 'kind = "real"')
+    for node in pair.nodes:
+        node.profile.write_text(claimed.replace(str(canary.port), str(node.port)))
     done = pair.play(ROLLOUT)
     assert done.code == 2, done.out
     assert "the node ended with applied (simulated)" in done.out
-    canary, other = pair.nodes
     canary.assert_as_before()
     assert canary.state == "absent" and canary.hooks == ["drain", "resume"]
     other.assert_untouched()

@@ -42,8 +42,14 @@ def fleet(tmp_path: Path) -> Iterator[Reached]:
 
 def test_a_node_that_does_not_answer_lets_nothing_begin(fleet: Reached) -> None:
     fleet.servers["third"].stop()
-    done = fleet.play(ROLLOUT)
-    assert done.code != 0 and done.count("unreachable") == {"third": 1}, done.out
+    done = fleet.play(ROLLOUT, sm120patch_facts_dir=str(fleet.facts))
+    assert done.code == 2 and "third: unreachable (it does not answer: " in done.out, done.out
+    assert "first: skipped (other nodes ended badly: third)" in done.out
+    assert "second: skipped" in done.out
+    facts = fleet.written_facts()
+    assert {name: f["reachable"] for name, f in facts.items()} == {
+        "first": True, "second": True, "third": False,
+    }  # fmt: skip
     assert "Drain" not in done.out and "Apply and verify" not in done.out
     for node in fleet.nodes:
         node.assert_untouched()
@@ -74,7 +80,7 @@ def test_a_node_that_stops_in_the_middle_stops_the_rollout_and_is_settled_later(
     out = (fleet.root / "started.log").read_text()
     assert process.returncode == 2, out
     assert "second: unreachable (the node stopped answering while it was being patched" in out
-    assert "third: skipped (a node before it ended badly: second)" in out
+    assert "third: skipped (other nodes ended badly: second)" in out
     assert "first: rolled-back (it had passed, but others did not: second)" in out
     first.assert_as_before()
     assert first.state == "absent" and first.hooks == ["drain", "resume"] * 2

@@ -131,6 +131,7 @@ class Task:
         plan = self.plan(sets)
         if self.settled(plan):
             self.done("nothing", launch=self.launch(plan))
+        self.require_consent(plan)
         diff = {}
         if self.module._diff and self.state != "verified":
             diff["diff"] = {"prepared": "".join(file["diff"] for file in plan["files"])}
@@ -226,6 +227,18 @@ class Task:
             message = f"{', '.join(plan['owed'])} must be measured, and no profile was given"
             hint = "set profile, or verify to false"
             told = {"msg": f"{message}\nhint: {hint}", "failure": "usage"}
+            give_up(self.module, {**self.found, **told})
+
+    def require_consent(self, plan: dict[str, Any]) -> None:
+        """Refuse, in check mode as well, what the command would not do without `--yes`."""
+        doubt = plan.get("doubt")
+        if doubt and not self.params["allow_known_harm"]:
+            hint = "set allow_known_harm (of a rollout: sm120patch_allow_known_harm) to true"
+            told = {
+                "msg": f"{doubt['message']}\nhint: {hint} to measure it here all the same",
+                "failure": "conflict",
+                "error": {**doubt, "hint": hint, "details": {}},
+            }
             give_up(self.module, {**self.found, **told})
 
     def act(self, sets: list[str], plan: dict[str, Any]) -> None:

@@ -355,6 +355,18 @@ plan:
       description: V(confirmed), or V(unconfirmed) while the GPU is unknown.
       type: str
       returned: always
+    measures:
+      description:
+        - Kind of evidence that the profile can give, V(real), V(simulated) or V(rehearsal); null
+          without a profile.
+      type: str
+      returned: when the tool tells it
+    doubt:
+      description:
+        - What is refused without O(allow_known_harm), with C(code) and C(message); null for
+          nothing.
+      type: dict
+      returned: when the tool tells it
     decisions:
       description: What was decided about each change.
       type: list

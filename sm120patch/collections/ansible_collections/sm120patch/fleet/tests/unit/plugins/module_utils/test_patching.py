@@ -119,6 +119,19 @@ def test_check_mode_foretells_that_a_profile_is_missing(command):
 
 
 @pytest.mark.parametrize("check", [False, True])
+def test_what_is_known_to_do_harm_is_refused_before_anything_is_written(command, check):
+    doubt = {"code": "known-harmful", "message": "slower on such hosts"}
+    command.says("apply --dry-run", plan(owed=["one"], commands={}, doubt=doubt))
+    ended = run(command, check=check, profile="/p.toml")
+    assert ended.failed and ended.result["failure"] == "conflict"
+    assert "slower on such hosts\nhint: set allow_known_harm" in ended.result["msg"]
+    assert ended.result["error"]["code"] == "known-harmful"
+    assert command.ran == ["status", "apply --dry-run"]
+    command.says("status", status("old", "absent"), status("new", "staged"))
+    assert not run(command, check=check, profile="/p.toml", allow_known_harm=True).failed
+
+
+@pytest.mark.parametrize("check", [False, True])
 def test_a_node_that_would_differ_is_refused_before_anything_is_written(command, check):
     ended = run(command, check=check, verify=False, expected_digest="other")
     assert ended.failed and ended.result["failure"] == "conflict"
