@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.support.nodes import REGRESSES, Fleet, kill_all
+from tests.support.nodes import GAINS, REGRESSES, Fleet, kill_all
 from tests.support.serving import wait_for
 
 ROLLOUT = "sm120patch.fleet.rollout"
@@ -194,6 +194,7 @@ def test_evidence_of_a_simulated_host_does_not_count(pair: Fleet) -> None:
     canary.assert_as_before()
     assert canary.state == "absent" and canary.hooks == ["drain", "resume"]
     other.assert_untouched()
+    canary.serve(GAINS)
     assert canary.run("apply", "fusion", "--profile", str(canary.profile)).code == 0
     again = pair.play(ROLLOUT, "--limit", "canary")
     assert again.code == 2, again.out

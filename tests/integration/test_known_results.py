@@ -39,6 +39,9 @@ def note(host: Host, effect: str, harmful: bool) -> None:
 def test_a_known_harm_stops_a_script_before_anything_is_written(host: Host) -> None:
     note(host, "-40 % in a test", harmful=True)
     profile = host.profile(BAD, verify=QUICK)
+    dry = host.run("apply", "fusion", "--profile", profile, "--dry-run")
+    assert dry.code == 0 and dry.result["doubt"]["code"] == "known-harmful"
+    assert "-40 % in a test" in dry.result["doubt"]["message"]
     done = host.run("apply", "fusion", "--profile", profile)
     assert done.code == 5 and done.error["code"] == "known-harmful"
     assert "-40 % in a test (a test)" in done.error["message"] and "--yes" in done.error["hint"]

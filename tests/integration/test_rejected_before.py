@@ -32,6 +32,8 @@ def test_the_same_content_with_the_same_profile_is_not_measured_twice_unasked(ho
     assert host.states()["fusion"] == "rejected"
     dry = apply(host, profile, "--dry-run")
     assert dry.code == 0 and "was rejected here" in dry.err
+    assert dry.result["measures"] == "simulated"
+    assert dry.result["doubt"] == {"code": "rejected-before", "message": said}
 
 
 @pytest.mark.slow
