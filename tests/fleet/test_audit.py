@@ -59,6 +59,18 @@ def test_a_node_that_does_not_answer_may_be_accepted(fleet: Fleet) -> None:
     assert fleet.written_facts()["away"]["reachable"] is False
 
 
+def test_what_a_node_says_cannot_write_to_the_terminal(fleet: Fleet) -> None:
+    here, _away = fleet.nodes
+    tool = fleet.root / "odd"
+    tool.write_text("#!/bin/sh\nprintf '\\033]0;title\\007' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    here.variables = {"sm120patch_executable": str(tool)}
+    done = fleet.play(AUDIT, "--limit", "here")
+    assert done.code == 2 and "?]0;title?" in done.out
+    assert "\x1b]0" not in done.out and "\x07" not in done.out
+    assert "?]0;title?" in fleet.written_facts()["here"]["reason"]
+
+
 def test_the_report_of_the_fleet_reads_these_facts(fleet: Fleet) -> None:
     fleet.play(AUDIT)
     report = run("fleet-report", fleet.facts, "--output", "json")

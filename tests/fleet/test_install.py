@@ -87,6 +87,19 @@ def test_it_is_installed_from_what_the_controller_or_the_node_has(
     assert again.code == 0 and again.count("changed") == {}, again.out
 
 
+def test_paths_of_the_controller_are_relative_to_the_working_directory(fleet: Fleet) -> None:
+    (node,) = fleet.nodes
+    wheel, house = fleet.root / "some.whl", fleet.root / "house"
+    wheel.write_bytes(b"a wheel")
+    house.mkdir()
+    (house / "other.whl").write_bytes(b"another")
+    given = ["-e", "sm120patch_wheel=some.whl", "-e", "sm120patch_wheelhouse_src=house"]
+    done = fleet.play(INSTALL, *given)
+    assert done.code == 2 and "Install the pinned release" in done.out, done.out
+    assert (node.home / "some.whl").read_bytes() == b"a wheel"
+    assert (node.home / "wheelhouse" / "other.whl").read_bytes() == b"another"
+
+
 @pytest.mark.slow
 @pytest.mark.network
 def test_another_wheel_replaces_the_one_that_is_there_and_a_broken_one_is_repaired(

@@ -6,8 +6,10 @@ Never imports the package sm120patch: the node's Python needs nothing but its st
 from __future__ import annotations
 
 import json
+import re
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Sequence
+from typing import Any, Iterator, NamedTuple, NoReturn, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -135,9 +137,30 @@ def succeed(module: AnsibleModule, found: dict[str, Any]) -> NoReturn:
 
 
 def give_up(module: AnsibleModule, found: dict[str, Any]) -> NoReturn:
-    """End the task with a failure, with what it returns."""
-    module.fail_json(**found)
+    """End the task with a failure, with what it returns; `msg` holds no control character."""
+    module.fail_json(**{**found, "msg": visible(found["msg"])})
     raise SystemExit(1)
+
+
+def visible(text: str) -> str:
+    """Return text that a terminal shows and does not obey; line ends and tabs stay."""
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
+
+
+@contextmanager
+def understood(module: AnsibleModule, found: dict[str, Any]) -> Iterator[None]:
+    """End the task where an answer of the tool lacks what it must have, or has it as another type.
+
+    `found` is what a task returns that ends in a failure.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        message = f"an answer of sm120patch has not the form that is expected ({what})"
+        hint = "use a tool and a collection of the same release"
+        told = {"msg": f"{message}\nhint: {hint}", "failure": "no-answer"}
+        give_up(module, {**found, **told})
 
 
 class Tool:

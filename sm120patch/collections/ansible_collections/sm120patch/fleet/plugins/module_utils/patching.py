@@ -13,6 +13,7 @@ from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
     give_up,
     options,
     succeed,
+    understood,
 )
 
 DECISION = (
@@ -121,8 +122,12 @@ class Task:
         self.tool = Tool(module, self.found)
         self.status: dict[str, Any] = {}
 
-    def run(self) -> NoReturn:
+    def run(self) -> None:
         """Do what is asked for and end the task."""
+        with understood(self.module, self.found):
+            self._run()
+
+    def _run(self) -> NoReturn:
         sets = self.params["sets"] or []
         self.look(sets)
         self.found["digest_before"] = self.found["digest_after"]
@@ -154,7 +159,7 @@ class Task:
         """Return the statuses of the sets that the request is about."""
         wanted = set(names)
         self.found["sets"] = [status for status in self.status["sets"] if status["id"] in wanted]
-        self.found["states"] = {status["id"]: status["state"] for status in self.found["sets"]}
+        self.found["states"] = {status["id"]: status["label"] for status in self.found["sets"]}
 
     def settle(self, names: Iterable[str]) -> None:
         """Settle an interrupted command where that was asked for."""

@@ -168,6 +168,7 @@ from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
     absolute,
     options,
     succeed,
+    understood,
 )
 
 KINDS = (
@@ -189,12 +190,18 @@ ARGUMENTS = {
 
 
 def main() -> None:
-    """Run the audit and return what it found."""
+    """Read the parameters and run the task."""
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
         mutually_exclusive=[("environment", "python", "root")],
         supports_check_mode=True,
     )
+    with understood(module, {}):
+        look(module)
+
+
+def look(module: AnsibleModule) -> None:
+    """Run the audit and end the task with what it found."""
     params, tool = module.params, Tool(module)
     fatal = params["fail_on"]
     answer = tool.ask(

@@ -97,7 +97,10 @@ digest:
   returned: success
   type: str
 states:
-  description: Set -> its state on the node, for every set of the catalogue.
+  description:
+    - Set -> its state on the node, for every set of the catalogue.
+    - It is V(applied) only with evidence of a real server, else V(applied (simulated)) or
+      V(applied (rehearsal)). The bare state is in RV(sets).
   returned: success
   type: dict
   sample: {"allreduce-fusion": "applied"}
@@ -160,6 +163,7 @@ from ansible_collections.sm120patch.fleet.plugins.module_utils.cli import (
     absolute,
     options,
     succeed,
+    understood,
 )
 
 GATHERED = ("doctor", "history", "caches")
@@ -174,13 +178,19 @@ ARGUMENTS = {
 
 
 def main() -> None:
-    """Ask each command and return the answers."""
+    """Read the parameters and run the task."""
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
         mutually_exclusive=[("environment", "python")],
         required_one_of=[("environment", "python")],
         supports_check_mode=True,
     )
+    with understood(module, {}):
+        look(module)
+
+
+def look(module: AnsibleModule) -> None:
+    """Ask each command and end the task with the answers."""
     params, tool = module.params, Tool(module)
     version = tool.version()
     gpu = options(gpu=params["gpu"])
@@ -203,7 +213,7 @@ def main() -> None:
         "prefix": status["prefix"],
         "versions": status["versions"],
         "digest": status["content"],
-        "states": {one["id"]: one["state"] for one in status["sets"]},
+        "states": {one["id"]: one["label"] for one in status["sets"]},
         "sets": status["sets"],
         "interrupted": status["interrupted"],
         "under_way": status["under_way"],

@@ -200,6 +200,8 @@ outcome:
 states:
   description:
     - Set -> its state on the node now, dependencies included; in check mode the state from before.
+    - It is V(applied) only with evidence of a real server, else V(applied (simulated)) or
+      V(applied (rehearsal)). The bare state is in RV(sets).
   returned: when the node could be looked at
   type: dict
   sample: {"allreduce-fusion": "applied"}

@@ -51,6 +51,17 @@ def test_every_exit_code_has_its_word_and_the_next_step(code):
     assert found["error"]["code"] == "word"
 
 
+def test_a_message_cannot_write_to_the_terminal(tmp_path):
+    command = Command(tmp_path)
+    told = refusal(5)
+    told["errors"][0]["message"] = "one\x1b]0;title\x07\n\ttwo\x9b2J"
+    command.says("status", told)
+    tool = Tool(Module(params(command)))
+    with pytest.raises(EndedError) as ended:
+        tool.fail(tool.ask("status"))
+    assert ended.value.result["msg"].startswith("one?]0;title?\n\ttwo?2J\nhint: ")
+
+
 @pytest.mark.parametrize("code", [6, 7, 9, 70, 130])
 def test_where_the_tool_has_no_hint_there_is_one(code):
     assert "\nhint: " in failure(Answer("apply", code, refusal(code, hint=None)))["msg"]

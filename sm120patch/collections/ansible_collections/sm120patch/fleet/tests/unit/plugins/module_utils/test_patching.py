@@ -102,6 +102,25 @@ def test_what_is_on_disk_unverified_is_measured(command):
     assert "arms" not in result["verification"], "the measurements stay on the node"
 
 
+def test_evidence_that_is_not_real_is_named_in_the_state(command):
+    simulated = status("new", "applied")
+    for one in simulated["result"]["sets"]:
+        one.update(label="applied (simulated)", counts=False)
+    command.says("status", status("new", "staged"), simulated)
+    command.says("apply --dry-run", plan(noop=True, owed=["one"], commands={}))
+    command.says("apply", change("verified", verification={**PASSED, "kind": "simulated"}))
+    assert run(command, profile="/p.toml").result["states"] == {"one": "applied (simulated)"}
+
+
+@pytest.mark.parametrize("broken", ["status", "apply --dry-run", "apply"])
+@pytest.mark.parametrize("result", [{"sets": 3}, {"content": "x", "sets": [1]}])
+def test_an_answer_of_another_form_is_no_answer(command, broken, result):
+    command.says(broken, envelope(result))
+    ended = run(command, verify=False)
+    assert ended.failed and ended.result["failure"] == "no-answer"
+    assert "has not the form" in ended.result["msg"]
+
+
 def test_check_mode_foretells_it_and_runs_nothing_that_writes(command):
     result = run(command, check=True, verify=False).result
     assert result["changed"] and result["outcome"] == "planned"
