@@ -18,7 +18,7 @@ def test_what_a_server_says_after_hundreds_of_options_is_kept():
 
 
 def test_what_a_server_says_is_bounded_and_without_secrets():
-    hostile = {f"key_{n}": n for n in range(100_000)}
+    hostile = {f"option_{n}": n for n in range(100_000)}
     assert len(trimmed(hostile)) == 2000
     kept = trimmed({"api_key": "s3cret", "note": "x" * 9000, "nan": float("nan"), "tp_size": 8})
     assert kept == {"note": "x" * 300, "nan": None, "tp_size": 8}
