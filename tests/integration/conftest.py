@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.place import Checkout, Place
-from tests.support.serving import Host
+from tests.support.fixtures import host, place
+from tests.support.place import Checkout
 
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    """Two small packages and five sets for them."""
-    return Place(tmp_path)
+__all__ = ["checkout", "host", "place"]
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """The same, with SGLang from a git checkout."""
+    """The same as `place`, with SGLang from a git checkout."""
     return Checkout(tmp_path)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    """An environment whose server can be simulated; no server may be left at the end."""
-    made = Host(tmp_path)
-    yield made
-    left = made.servers()
-    made.kill_servers()
-    assert left == [], "a server was left running"

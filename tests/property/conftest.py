@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.support.fixtures import place
 
-import pytest
-
-from tests.support.place import Place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    """Two small packages and five sets for them."""
-    return Place(tmp_path)
+__all__ = ["place"]
