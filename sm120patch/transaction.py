@@ -119,8 +119,8 @@ class Transaction:
         return time.time()
 
     def _write(self, **changes: object) -> None:
-        # The callers name fields of Journal; `replace` itself refuses any other.
-        self.journal = self.journal._replace(**changes)  # type: ignore[arg-type]
+        # `_replace` itself refuses what is no field of Journal.
+        self.journal = self.journal._replace(**changes)  # type: ignore[arg-type]  # one for each field
         write_journal(self.state.journal, self.journal)
         checkpoint(f"journal at={self.journal.at} moving_to={self.journal.moving_to}")
 

@@ -18,7 +18,7 @@ from sm120patch.cli.options import (
     with_option,
 )
 from sm120patch.cli.output import Output
-from sm120patch.cli.releases import offline_option, shelf_for, wheel_dir_option
+from sm120patch.cli.releases import offline_option, pristine_option, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ pass_output = click.make_pass_decorator(Output)
     is_flag=True,
     help="Apply what is lacking of the sets in the same transaction.",
 )
-@click.option(
-    "--pristine",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True),
-    help="Package (.whl, .tar.gz) or directory with upstream's files; may be repeated. It counts"
-    " only where RECORD's digests agree.",
-)
+@pristine_option
 @wheel_dir_option
 @offline_option
 @click.option("--dry-run", is_flag=True, help="Show what would be taken over; write nothing.")

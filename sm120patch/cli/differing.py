@@ -11,7 +11,7 @@ import click
 from sm120patch.cli import following
 from sm120patch.cli.options import environment_options
 from sm120patch.cli.output import Output
-from sm120patch.cli.releases import offline_option, shelf_for, wheel_dir_option
+from sm120patch.cli.releases import offline_option, pristine_option, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ pass_output = click.make_pass_decorator(Output)
 @click.option(
     "--all", "everything", is_flag=True, help="Show also what the sets of the ledger changed."
 )
-@click.option(
-    "--pristine",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True),
-    help="Package (.whl, .tar.gz) or directory with upstream's files; may be repeated. It counts"
-    " only where RECORD's digests agree.",
-)
+@pristine_option
 @wheel_dir_option
 @offline_option
 @environment_options

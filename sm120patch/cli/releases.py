@@ -26,6 +26,14 @@ offline_option = click.option(
     "--offline", is_flag=True, help="Download nothing; take what is in the wheel directory."
 )
 
+pristine_option = click.option(
+    "--pristine",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="Package (.whl, .tar.gz) or directory with upstream's files; may be repeated. It counts"
+    " only where RECORD's digests agree.",
+)
+
 
 def shelf_for(output: Output, wheel_dir: Path | None, offline: bool) -> Shelf:
     """Return the wheel directory that the options name."""

@@ -1,4 +1,7 @@
-"""Make what a node has: an environment with two small packages, a catalogue, and profiles."""
+"""Make what a node has: an environment with two small packages, a catalogue, and profiles.
+
+Runs on a node, from the collection alone: nothing of the project's own tests is at hand there.
+"""
 
 from __future__ import annotations
 
