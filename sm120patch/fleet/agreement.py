@@ -14,9 +14,10 @@ from datetime import datetime, timedelta
 from sm120patch.fleet.words import moment
 from sm120patch.model import EvidenceKind, State
 from sm120patch.report.facts import Record, look, record, records, text, texts
+from sm120patch.verify.verdict import Verdict
 
-PASSES = frozenset(("improved", "no-regression"))
-"""Verdicts of `verify.verdict.Verdict` that let a set count as applied."""
+PASSES = frozenset(verdict.value for verdict in Verdict if verdict.passed)
+"""Verdicts that let a set count as applied."""
 KINDS = frozenset(kind.value for kind in EvidenceKind)
 SKEW = timedelta(minutes=10)
 """How far ahead of another clock one may be."""
