@@ -1,12 +1,13 @@
 """Kill, lose, fail and interrupt every file-system call of a change; write benchmarks/faults.md.
 
-    python benchmarks/faults.py [--every KILL,POWER,OTHER] [--jobs N] [--peers DIR]
+    python benchmarks/faults.py [--every KILL,POWER,OTHER | --finish] [--jobs N] [--peers DIR]
 
 Needs a C compiler, the development extra, and for the peers `patch`, `git` and what is found on
 PATH or in DIR/bin (quilt, p12y, socket-patch). --every 1,1,1, the default, takes every call: some
 fifteen thousand trials of a fifth of a second. 2,3,7 takes every second call to kill, every third
-to lose power, every seventh for the rest. TMPDIR on a tmpfs saves the time that syncing takes; what
-a power failure leaves is worked out by a model, whatever the disk.
+to lose power, every seventh for the rest. --finish takes every call of the rows that were sampled,
+or whose command makes another number of calls now, and keeps the others. TMPDIR on a tmpfs saves
+the time that syncing takes; what a power failure leaves is worked out by a model, whatever the disk.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from tests.support.faults.trials import FAULTS, TRIALS
 DOCUMENT = ROOT / "benchmarks" / "faults.md"
 
 
-def table(steps: list[int], only: str | None, jobs: int) -> list[str]:
+def table(steps: list[int], only: str | None, jobs: int, kept: list[str]) -> list[str]:
     lines = [
         "| command | calls | fault | at every | trials | ended old | ended new | anything else |",
         "|---|---:|---|---:|---:|---:|---:|---:|",
     ]
     cells = [
-        (name, fault, steps[min(at, 2)])
+        (name, fault, steps[min(at, 2)], kept)
         for name in TRIALS
         if not only or only in name
         for at, fault in enumerate(FAULTS)
@@ -54,14 +55,18 @@ def table(steps: list[int], only: str | None, jobs: int) -> list[str]:
         return lines + list(pool.map(row, *zip(*cells, strict=True)))
 
 
-def row(name: str, fault: str, step: int) -> str:
+def row(name: str, fault: str, step: int, kept: list[str]) -> str:
     """Put one command to one fault; in a process of its own, since its world is its HOME."""
+    line: str | None
     with tempfile.TemporaryDirectory() as scratch:
         world, make = TRIALS[name](Path(scratch) / "world")
         with seams.seam(world.prefix, world.workspace) as seam:
             trial = make(seam)
-            judged = trial.judge()
-            line = _row(name, trial, fault, step, outcomes(FAULTS[fault](trial, judged, step)))
+            whole = f"| {name} | {len(trial.calls)} | {fault} | 1 |"
+            line = next((line for line in kept if line.startswith(whole)), None)
+            if line is None:
+                judged = trial.judge()
+                line = _row(name, trial, fault, step, outcomes(FAULTS[fault](trial, judged, step)))
     print(line, flush=True)
     return line
 
@@ -274,6 +279,7 @@ changes something below site-packages. "Left" is what a reader finds until someb
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", default="1,1,1", help="which calls to take, see above")
+    parser.add_argument("--finish", action="store_true", help="only rows that sample, see above")
     parser.add_argument("--only", help="commands whose name holds this text; nothing is written")
     parser.add_argument("--jobs", type=int, default=2, help="trials at once")
     parser.add_argument("--keep-peers", action="store_true", help="leave the other tools' table")
@@ -282,7 +288,8 @@ def main() -> None:
     if arguments.peers:
         os.environ["PATH"] += os.pathsep + str((arguments.peers / "bin").absolute())
     steps = [int(word) for word in arguments.every.split(",")]
-    own = table(steps, arguments.only, arguments.jobs)
+    kept = DOCUMENT.read_text().splitlines() if arguments.finish else []
+    own = table(steps, arguments.only, arguments.jobs, kept)
     if not arguments.only:
         kept = DOCUMENT.read_text().partition(PEERS_HEAD)[2].splitlines()[1:]
         peers = kept if arguments.keep_peers else peers_table()
