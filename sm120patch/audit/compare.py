@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -155,13 +155,28 @@ def _against_wheel(wheel: _Wheel) -> Comparison:
     digests.update(wheel.hashed())
     differing = _against_record(table, listing, digests, inside)
     compared = sum(record.sha256 is not None for record in table.entries.values())
+    faults = (*table.faults, *_without_digest(table, inside))
     # What RECORD does wrong has to be said every time: then nothing is repeated from the cache.
-    result = None if table.faults else (compared, differing)
+    result = None if faults else (compared, differing)
     if means.cache is not None and not listing.problems:
         means.cache.write(wheel.place, wheel.basis, listing, digests, result, wheel.started)
-    return _comparison(
-        copy.record, listing, digests, wheel.asked, differing, table.faults, compared
-    )
+    return _comparison(copy.record, listing, digests, wheel.asked, differing, faults, compared)
+
+
+def _without_digest(table: RecordTable, inside: str) -> Iterator[str]:
+    """Say of which files of the package RECORD has a line and no digest; bytecode needs none."""
+    said = "\n".join(table.faults)
+    bare = [
+        path
+        for path, record in table.entries.items()
+        if record.sha256 is None
+        and path.startswith(inside)
+        and not path.endswith(".pyc")
+        and f" {path}: " not in said
+    ]
+    if bare:
+        others = f" and {len(bare) - 1} more" if len(bare) > 1 else ""
+        yield f"{bare[0]}{others}: listed without a digest, so upstream's content is unknown"
 
 
 def _add_metadata(tree: Tree, copy: Copy, listing: Listing) -> None:

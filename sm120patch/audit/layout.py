@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sm120patch.audit.places import Place
+from sm120patch.audit.places import SITES, Place
 from sm120patch.audit.tree import Tree
 from sm120patch.model import IMPORT_NAMES
 
@@ -56,13 +56,28 @@ def read_layout(tree: Tree, place: Place, written: Mapping[str, str] | None = No
     problems: list[tuple[str, str]] = []
     listed = {directory: tree.names(directory) for directory in path}
     for target, package in IMPORT_NAMES.items():
-        first = (written or {}).get(target) if code else None
+        first = _placed_first(listed, code, (written or {}).get(target))
         found = _copy(tree, target, package, listed, first)
         if isinstance(found, Copy):
             copies.append(found)
         elif found:
             problems.append((target, found))
     return Layout(tuple(path), tuple(code), tuple(copies), tuple(problems))
+
+
+def _placed_first(
+    listed: Collection[str], code: Collection[tuple[str, str]], written: str | None
+) -> str | None:
+    """Where changes went, if start-up code may have put that place first.
+
+    A ledger that was copied with its environment names the other environment's packages: those are
+    imported only where the code speaks of them.
+    """
+    if written is None or not code:
+        return None
+    of_an_environment = written.rpartition("/")[2] in SITES and written not in listed
+    spoken_of = any(written in line for _pth, line in code)
+    return written if spoken_of or not of_an_environment else None
 
 
 def _search_path(tree: Tree, sites: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
