@@ -26,12 +26,12 @@ from sm120patch.model import (
 from sm120patch.plan import (
     ActiveSet,
     ChangeDecision,
+    FileKey,
     History,
     Outcome,
     OwnedFile,
 )
 
-FileKey = tuple[str, str]
 Edits = dict[tuple[str, str], EditResult]
 """(edit key, sha256 before) -> what came of it: edits that several plans may share."""
 

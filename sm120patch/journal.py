@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from sm120patch.catalogue import Catalogue
 from sm120patch.disk import remove_file, write_file
 from sm120patch.errors import HostError, RecoveryNeededError
-from sm120patch.plan import History
+from sm120patch.plan import History, sets_of
 
 Side = Literal["a", "b"]
 SCHEMA = 1
@@ -170,6 +170,6 @@ def busy_sets(catalogue: Catalogue, past: History, journal: Journal | None) -> s
         return set()
     keys = {(f.target, f.path) for f in journal.files}
     labels = [c for key, f in past.files.items() if key in keys for c in f.changes]
-    busy = {*journal.sets, *(label.split("/", 1)[0] for label in labels)}
+    busy = {*journal.sets, *sets_of(labels)}
     known = [n for n in past.active if n in catalogue.ids]
     return busy | {n for n in known if busy & set(catalogue.closure([n]))}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from sm120patch.model import Engagement, State, VerificationPolicy, digest_of
+
+FileKey = tuple[str, str]
+"""Target, and path below its import root."""
 
 
 class Role(str, Enum):
@@ -47,7 +50,16 @@ class History(NamedTuple):
     """What the ledger says is on disk: the planner's third input."""
 
     active: Mapping[str, ActiveSet] = {}
-    files: Mapping[tuple[str, str], OwnedFile] = {}
+    files: Mapping[FileKey, OwnedFile] = {}
+
+    def content(self, versions: Mapping[str, str]) -> str:
+        """Digest of the patched files as the ledger records them: what evidence is valid for."""
+        return content_digest({k: f.current_sha256 for k, f in self.files.items()}, versions)
+
+
+def sets_of(changes: Iterable[str]) -> tuple[str, ...]:
+    """Sets that `set/change` ids are of, each once, in their order."""
+    return tuple(dict.fromkeys(change.partition("/")[0] for change in changes))
 
 
 # --- plan --------------------------------------------------------------------------------------
@@ -105,6 +117,20 @@ class FileStep(NamedTuple):
         """True when the step gives back upstream's bytes."""
         return self.after_sha256 == self.pristine_sha256
 
+    def owned(self, sha256: str, changes: tuple[str, ...]) -> OwnedFile:
+        """Return what the ledger records of the file while it holds that content of ours."""
+        return OwnedFile(
+            target=self.target,
+            path=self.path,
+            root=self.root,
+            version=self.version,
+            pristine_sha256=self.pristine_sha256,
+            pristine_mode=self.mode,
+            pristine_mtime_ns=self.pristine_mtime_ns,
+            current_sha256=sha256,
+            changes=changes,
+        )
+
 
 class Launch(NamedTuple):
     """What the patched server must be started with, and what the baseline must not have."""
@@ -130,9 +156,9 @@ class Plan(NamedTuple):
     """Sets whose record is dropped."""
     decisions: tuple[ChangeDecision, ...]
     files: tuple[FileStep, ...]
-    settled: Mapping[tuple[str, str], str]
+    settled: Mapping[FileKey, str]
     """Every file that holds our content once the plan is done -> its sha256."""
-    shaped_by: Mapping[tuple[str, str], tuple[str, ...]]
+    shaped_by: Mapping[FileKey, tuple[str, ...]]
     """Every file that was planned -> the `set/change` ids in its new content."""
     states: Mapping[str, State]
     """Set -> `absent` (something to do), `upstream`, `not-applicable`, or its present state."""
@@ -176,7 +202,7 @@ class Plan(NamedTuple):
         return content_digest(self.settled, self.versions)
 
 
-def content_digest(files: Mapping[tuple[str, str], str], versions: Mapping[str, str]) -> str:
+def content_digest(files: Mapping[FileKey, str], versions: Mapping[str, str]) -> str:
     """Digest of all patched files of an environment: what a verification is valid for.
 
     `files` maps (target, path) to sha256, `versions` target to version. An environment without

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sm120patch.catalogue import Catalogue, advice_for, choose, engagement_for, launch_for
-from sm120patch.contents import ContentPlanner, Draft, Edits, FileKey
+from sm120patch.contents import ContentPlanner, Draft, Edits
 from sm120patch.model import (
     ABSENT,
     Change,
@@ -29,6 +29,7 @@ from sm120patch.model import (
 from sm120patch.plan import (
     ActiveSet,
     ChangeDecision,
+    FileKey,
     FileStep,
     History,
     Launch,

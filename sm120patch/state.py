@@ -14,9 +14,8 @@ from typing import NamedTuple
 from sm120patch.catalogue import Catalogue
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, EvidenceKind, State
-from sm120patch.plan import ActiveSet, History, OwnedFile, content_digest
+from sm120patch.plan import ActiveSet, FileKey, History, OwnedFile
 
-FileKey = tuple[str, str]
 UNDECIDED = ("inconclusive", "unconfirmed")
 """Verdicts that neither give nor take anything."""
 
@@ -60,11 +59,6 @@ class SetStatus(NamedTuple):
             and self.evidence is not None
             and self.evidence.kind == EvidenceKind.REAL.value
         )
-
-
-def present_content(history: History, versions: Mapping[str, str]) -> str:
-    """Digest of the patched files as the ledger records them."""
-    return content_digest({k: f.current_sha256 for k, f in history.files.items()}, versions)
 
 
 def files_of(history: History, closure: Sequence[str]) -> list[OwnedFile]:
@@ -176,7 +170,7 @@ def active_status(
     elif state is None and not _intact(history, facts):
         state, reason = State.STAGED, "not verified together with what else is on disk now"
     elif state is None:
-        evidence = book.decisive(set_id, present_content(history, versions))
+        evidence = book.decisive(set_id, history.content(versions))
         if evidence is not None and evidence.passed:
             state, reason = State.APPLIED, f"verified: {evidence.verdict}"
         elif evidence is not None:

@@ -14,11 +14,10 @@ from sm120patch import fingerprints
 from sm120patch.catalogue import Catalogue, choose, edit
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, Variant, sha256_hex
+from sm120patch.plan import FileKey, sets_of
 
 _TOGETHER = 4
 """Changes of one file that are tried together at most."""
-
-FileKey = tuple[str, str]
 
 
 class ByHand(NamedTuple):
@@ -127,7 +126,7 @@ def find(
             label
             for label, _target, _variant in variants(catalogue, versions, members, optional=False)
         }
-        present = sorted(label for label in there if label.split("/", 1)[0] in members)
+        present = sorted(label for label in there if label.partition("/")[0] in members)
         if present and _is_meant(catalogue, versions, members, present, needed):
             found[name] = ByHand(name, tuple(present), tuple(sorted(needed - there)))
     return [entry for name, entry in found.items() if not _covered(catalogue, name, found)]
@@ -143,8 +142,7 @@ def _is_meant(
     """Tell whether a set is what was meant: of several members each must be possible and begun."""
     if len(members) == 1:
         return True
-    busy = {label.split("/", 1)[0] for label in needed}
-    begun = {label.split("/", 1)[0] for label in present}
+    busy, begun = set(sets_of(needed)), set(sets_of(present))
     possible = all(
         change.optional or choose(change, versions)[0] is not None
         for member in members

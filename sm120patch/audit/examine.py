@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import exchange
 from sm120patch.audit import byhand, gittree, judging, ledgers
-from sm120patch.audit.byhand import FileKey
 from sm120patch.audit.compare import Comparison, Means, begin
 from sm120patch.audit.findings import (
     EnvironmentReport,
@@ -29,7 +28,7 @@ from sm120patch.catalogue import Catalogue
 from sm120patch.errors import HostError
 from sm120patch.evidence import Evidence
 from sm120patch.journal import busy_sets
-from sm120patch.plan import OwnedFile
+from sm120patch.plan import FileKey, OwnedFile
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sm120patch import fingerprints
 from sm120patch.audit import byhand
-from sm120patch.audit.byhand import ByHand, FileKey
+from sm120patch.audit.byhand import ByHand
 from sm120patch.audit.findings import (
     FileReport,
     FileState,
@@ -20,7 +20,7 @@ from sm120patch.catalogue import Catalogue, satisfied
 from sm120patch.environment.records import Difference
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, State
-from sm120patch.plan import ActiveSet, History, OwnedFile, Role
+from sm120patch.plan import ActiveSet, FileKey, History, OwnedFile, Role, sets_of
 from sm120patch.state import (
     DiskFact,
     EvidenceBook,
@@ -167,11 +167,11 @@ def _owned(
         if difference is not None or key[0] in disk.unknown:
             return report, None
         detail = "RECORD or HEAD say that the patched content was shipped: they were rewritten"
-        return report, Finding(Kind.RECORD, *key, detail, _sets_of(owned.changes))
+        return report, Finding(Kind.RECORD, *key, detail, sets_of(owned.changes))
     file_state = _OWNED[state]
     kind = Kind(file_state.value)
     report = FileReport(*key, file_state, found, shipped, owned.changes, known)
-    sets = _sets_of(owned.changes)
+    sets = sets_of(owned.changes)
     hint = DIFF if state is State.DRIFTED else ""
     hint = f"sm120patch apply {' '.join(asked(sets))}" if state is State.LOST else hint
     return report, Finding(kind, *key, reason, sets, hint)
@@ -186,7 +186,7 @@ def _claimed(key: FileKey, owned: OwnedFile, disk: Disk) -> Judged:
         return FileReport(*key, FileState.OURS, found, shipped, owned.changes, said), None
     report = FileReport(*key, FileState.DRIFTED, found, shipped, owned.changes)
     detail = f"not what {disk.owner}, which has patched this checkout, says is there"
-    return report, Finding(Kind.DRIFTED, *key, detail, _sets_of(owned.changes))
+    return report, Finding(Kind.DRIFTED, *key, detail, sets_of(owned.changes))
 
 
 def _unowned(
@@ -243,7 +243,7 @@ def _by_hand(key: FileKey, disk: Disk, found: str | None, labels: tuple[str, ...
     if disk.ledger_lost:
         known = f"{' + '.join(labels)}; the ledger that would tell who applied it is lost"
     expected = difference.expected if difference else None
-    sets = _sets_of(labels)
+    sets = sets_of(labels)
     report = FileReport(*key, FileState.BY_HAND, found, expected, labels, known)
     if difference is None:
         detail = f"this is {known}, and RECORD or HEAD say that it was shipped so"
@@ -285,10 +285,6 @@ def _does_the_same(key: FileKey, disk: Disk, catalogue: Catalogue) -> list[str]:
 def _known(key: FileKey, sha256: str | None) -> str:
     known = None if sha256 is None else fingerprints.recognise(*key, sha256)
     return "" if known is None else str(known)
-
-
-def _sets_of(changes: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(change.split("/", 1)[0] for change in changes))
 
 
 # --- sets --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kin
 from sm120patch.audit.tree import Tree
 from sm120patch.environment.records import parse_record
 from sm120patch.model import IMPORT_NAMES
+from sm120patch.plan import sets_of
 
 _ARCHIVES = "archive-v0"
 _MAX_FILE = 256 << 20
@@ -100,13 +101,8 @@ def in_cache(tree: Tree, copy: CachedCopy, wanted: Iterable[str]) -> Iterator[Fi
                 f" along{said}"
             )
             hint = f"{copy.tool} cache clean {copy.target}" if copy.tool == "uv" else ""
-            where = f"{copy.root}/{path}"
-            yield Finding(Kind.SHARED, copy.target, where, detail, _sets(known), hint)
-
-
-def _sets(known: fingerprints.Known | None) -> tuple[str, ...]:
-    changes = known.changes if known else ()
-    return tuple(dict.fromkeys(change.split("/", 1)[0] for change in changes))
+            where, sets = f"{copy.root}/{path}", sets_of(known.changes) if known else ()
+            yield Finding(Kind.SHARED, copy.target, where, detail, sets, hint)
 
 
 def in_package(

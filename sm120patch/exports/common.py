@@ -8,7 +8,6 @@ from enum import Enum
 
 from sm120patch.audit.findings import (
     EnvironmentReport,
-    FileReport,
     Finding,
     HostReport,
     SetReport,
@@ -65,11 +64,6 @@ def location(environment: EnvironmentReport | None, finding: Finding) -> str:
             if package.target == finding.target:
                 return f"{package.root.rstrip('/')}/{finding.path}"
     return environment.prefix
-
-
-def sets_of(file: FileReport) -> tuple[str, ...]:
-    """Sets that shaped a file, each once, in the order of its changes."""
-    return tuple(dict.fromkeys(change.partition("/")[0] for change in file.changes))
 
 
 def references(text: str) -> list[str]:

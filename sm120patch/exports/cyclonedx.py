@@ -20,8 +20,9 @@ from sm120patch.audit.findings import (
     PackageReport,
     SetReport,
 )
-from sm120patch.exports.common import Diffs, claimed, cleaned, plain, references, sets_of
+from sm120patch.exports.common import Diffs, claimed, cleaned, plain, references
 from sm120patch.model import Goal, PatchSet, digest_of
+from sm120patch.plan import sets_of
 
 if TYPE_CHECKING:
     from cyclonedx.model import Property
@@ -145,7 +146,7 @@ def _patches(
 
 
 def _group(file: FileReport) -> tuple[tuple[str, ...], str]:
-    return sets_of(file), file.state.value
+    return sets_of(file.changes), file.state.value
 
 
 def _classification(

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 from sm120patch import transaction
 from sm120patch.audit import byhand
-from sm120patch.audit.byhand import FileKey
 from sm120patch.claims import refuse_foreign_claims
 from sm120patch.errors import ConflictError, HostError, UsageError
 from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, sha256_hex
 from sm120patch.operations import changing, planning, salvaging, staging
 from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
-from sm120patch.plan import FileStep, History, OwnedFile, Plan
+from sm120patch.plan import FileKey, FileStep, History, Plan
 from sm120patch.planner import Refusal, Request, make_plan
 
 
@@ -221,7 +220,7 @@ def _settings(site: Site, adoption: Adoption, command: str) -> transaction.Setti
     """Settings that know what the edited files hold: builds were made of that content."""
     history = site.history()
     held = {
-        (s.target, s.path): _held(s)
+        (s.target, s.path): s.owned(s.before_sha256, s.changes)
         for s in adoption.plan.files
         if s.before_sha256 not in (ABSENT, s.pristine_sha256)
     }
@@ -230,17 +229,3 @@ def _settings(site: Site, adoption: Adoption, command: str) -> transaction.Setti
         site, adoption.plan, command, restore="a", start="a", history=known
     )
     return settings._replace(mtimes={**settings.mtimes, **adoption.mtimes})
-
-
-def _held(step: FileStep) -> OwnedFile:
-    return OwnedFile(
-        target=step.target,
-        path=step.path,
-        root=step.root,
-        version=step.version,
-        pristine_sha256=step.pristine_sha256,
-        pristine_mode=step.mode,
-        pristine_mtime_ns=step.pristine_mtime_ns,
-        current_sha256=step.before_sha256,
-        changes=step.changes,
-    )

@@ -32,10 +32,9 @@ from sm120patch.operations.inactive import OBSTACLES, known_as
 from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
 from sm120patch.plaintext import clean
-from sm120patch.plan import OwnedFile
+from sm120patch.plan import FileKey, OwnedFile
 from sm120patch.unified import make_diff, quoted
 
-FileKey = tuple[str, str]
 _UNOBTAINABLE = "upstream's content cannot be had"
 MAX_SHOWN = 4 << 20
 """Bytes of a file that is still shown line by line."""

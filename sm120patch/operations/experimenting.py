@@ -19,7 +19,7 @@ from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy
 from sm120patch.operations import inspecting, noise, salvaging
 from sm120patch.operations.changing import exclusively
-from sm120patch.operations.site import Site, content_of
+from sm120patch.operations.site import Site
 from sm120patch.operations.verifying import described_host
 from sm120patch.policy import merge_launches
 from sm120patch.state import UNDECIDED
@@ -126,7 +126,7 @@ def _unchanged(_arm: Arm) -> float:
 
 def _evidence(site: Site, trial: Trial, profile: Profile, outcome: Outcome) -> Evidence:
     fingerprint, description = described_host(outcome)
-    content = content_of(site.history(), site.versions)
+    content = site.history().content(site.versions)
     return Evidence(
         content_digest=content,
         baseline_digest=content,
@@ -150,7 +150,7 @@ def _told(trial: Trial) -> dict[str, object]:
 
 def _known(site: Site, trial: Trial, profile: Profile) -> Result | None:
     """The newest conclusive result of this trial: same files, host, server and workloads."""
-    content = content_of(site.history(), site.versions)
+    content = site.history().content(site.versions)
     valid = inspecting.here()
     with read_ledger(site.state.ledger) as ledger:
         for event in ledger.events(kind=KIND) if ledger is not None else ():

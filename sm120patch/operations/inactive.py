@@ -23,10 +23,9 @@ from sm120patch.model import (
     State,
     Window,
 )
-from sm120patch.plan import History, Outcome
+from sm120patch.plan import FileKey, History, Outcome
 from sm120patch.state import SetStatus
 
-FileKey = tuple[str, str]
 _FIRST = (State.UNKNOWN, State.EDITED)
 """What is wrong with a file comes before what versions say, what nobody could read first."""
 

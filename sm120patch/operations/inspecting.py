@@ -26,12 +26,11 @@ from sm120patch.model import (
 )
 from sm120patch.operations.inactive import Others, inactive_status, known_as
 from sm120patch.operations.site import Site
-from sm120patch.plan import History, content_digest
+from sm120patch.plan import FileKey, History, content_digest
 from sm120patch.render import evidence_dict
 from sm120patch.state import (
     DiskFact,
     EvidenceBook,
-    FileKey,
     SetStatus,
     active_status,
     changed_payload,

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sm120patch.audit import byhand
-from sm120patch.audit.byhand import FileKey
 from sm120patch.catalogue import satisfied
 from sm120patch.environment import take_snapshot
 from sm120patch.model import ABSENT, FileSnapshot
 from sm120patch.operations.site import Site
+from sm120patch.plan import FileKey, sets_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def orphans(site: Site) -> Orphans | None:
     if not labels:
         return None
     whole = byhand.find(site.catalogue, site.versions, labels, past.active)
-    members = (label.split("/", 1)[0] for known in labels.values() for label in known)
-    sets = tuple(dict.fromkeys([entry.id for entry in whole] or members))
+    members = sets_of(label for known in labels.values() for label in known)
+    sets = tuple(entry.id for entry in whole) or members
     stored = site.store.digests()
     lost = not past.active and all(found[key][0].sha256 in stored for key in labels)
     return Orphans(tuple(sorted(path for _, path in labels)), sets, _way_out(sets, lost=lost))

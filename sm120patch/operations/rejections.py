@@ -12,7 +12,7 @@ from sm120patch.errors import ConflictError
 from sm120patch.evidence import Evidence
 from sm120patch.ledger import read_ledger
 from sm120patch.operations import inspecting, staging
-from sm120patch.operations.site import Site, content_of
+from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
 from sm120patch.report.facts import texts
 from sm120patch.state import UNDECIDED
@@ -55,7 +55,7 @@ def rejected_before(site: Site, plan: Plan, profile: Profile | None) -> Rejectio
         if ledger is None:
             return None
         history = staging.after_history(ledger.history(), plan)
-        entries = ledger.evidence(content_of(history, plan.versions))
+        entries = ledger.evidence(history.content(plan.versions))
     kind = None if profile is None else profile.server.kind.value
     valid = inspecting.here()
     for seen in entries:

@@ -17,7 +17,7 @@ from sm120patch.errors import CatalogueError
 from sm120patch.journal import Journal, read_journal
 from sm120patch.ledger import read_ledger
 from sm120patch.ownership import refuse_strangers
-from sm120patch.plan import History, content_digest
+from sm120patch.plan import History
 from sm120patch.store import StateDirectory, Store
 
 
@@ -85,8 +85,3 @@ def open_site(
     if not tolerant:
         raise loaded
     return Site(environment, Catalogue({}), state, loaded)
-
-
-def content_of(history: History, versions: Mapping[str, str]) -> str:
-    """Digest of the patched files that the ledger records: what evidence is valid for."""
-    return content_digest({k: f.current_sha256 for k, f in history.files.items()}, versions)

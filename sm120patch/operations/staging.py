@@ -22,12 +22,7 @@ from sm120patch.journal import Side
 from sm120patch.ledger import PATIENCE, open_ledger, read_ledger
 from sm120patch.model import ABSENT
 from sm120patch.operations.site import Site
-from sm120patch.plan import (
-    FileStep,
-    History,
-    OwnedFile,
-    Plan,
-)
+from sm120patch.plan import FileKey, History, Plan, sets_of
 
 MEASURED_PATIENCE = 120.0
 """Seconds to wait for a ledger that somebody else holds: a measurement took longer to make."""
@@ -50,25 +45,11 @@ def after_history(history: History, plan: Plan) -> History:
         owned = history.files.get(key)
         step = steps.get(key)
         if step is not None:
-            files[key] = _owned(step, digest, plan.shaped_by[key])
+            files[key] = step.owned(digest, plan.shaped_by[key])
         elif owned is not None:
             shaped = plan.shaped_by.get(key, owned.changes)
             files[key] = owned._replace(changes=tuple(shaped))
     return History(active, files)
-
-
-def _owned(step: FileStep, digest: str, changes: tuple[str, ...]) -> OwnedFile:
-    return OwnedFile(
-        target=step.target,
-        path=step.path,
-        root=step.root,
-        version=step.version,
-        pristine_sha256=step.pristine_sha256,
-        pristine_mode=step.mode,
-        pristine_mtime_ns=step.pristine_mtime_ns,
-        current_sha256=digest,
-        changes=changes,
-    )
 
 
 def settings_for(
@@ -159,7 +140,7 @@ def refuse_traps(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
         )
 
 
-def check_imports(site: Site, expected: Mapping[tuple[str, str], str]) -> None:
+def check_imports(site: Site, expected: Mapping[FileKey, str]) -> None:
     """Ask a fresh interpreter what it imports from where.
 
     Raises OSError (hence a rollback) when it is not what was just written.
@@ -169,7 +150,7 @@ def check_imports(site: Site, expected: Mapping[tuple[str, str], str]) -> None:
         raise OSError(f"after the change, {site.environment.python} disagrees: {problems[0]}")
 
 
-def expected_after(plan: Plan) -> dict[tuple[str, str], str]:
+def expected_after(plan: Plan) -> dict[FileKey, str]:
     """Every file of the plan -> the digest it must hold."""
     return {(s.target, s.path): s.after_sha256 for s in plan.files}
 
@@ -188,7 +169,7 @@ def concerned(plan: Plan) -> tuple[str, ...]:
 
     Over a package that was reinstalled or upgraded only the files are written again.
     """
-    shaping = {label.partition("/")[0] for step in plan.files for label in step.changes}
+    shaping = {name for step in plan.files for name in sets_of(step.changes)}
     again = (name for name in plan.states if name in shaping or name in plan.requested)
     names = (*(record.id for record in plan.add), *plan.remove)
     return tuple(dict.fromkeys((*names, *(again if plan.files else ()))))

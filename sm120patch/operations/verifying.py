@@ -27,8 +27,8 @@ from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_rehearsal
 from sm120patch.operations import inspecting, noise, staging
-from sm120patch.operations.site import Site, content_of
-from sm120patch.plan import History, Plan
+from sm120patch.operations.site import Site
+from sm120patch.plan import History, Plan, sets_of
 from sm120patch.verify.commandline import Arm, Arms
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter
@@ -55,7 +55,7 @@ class Case:
 
     def digest(self, side: Side, versions: Mapping[str, str]) -> str:
         """Content digest of a side."""
-        return content_of(self.without if side == "a" else self.having, versions)
+        return (self.without if side == "a" else self.having).content(versions)
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def _really_there(site: Site, history: History, planned: set[tuple[str, str]]) -
     if not lost:
         return history
     files = {key: f for key, f in history.files.items() if key not in lost}
-    named = {c.split("/", 1)[0] for f in files.values() for c in f.changes}
-    gone = {c.split("/", 1)[0] for k in lost for c in history.files[k].changes} - named
+    left = {name for file in files.values() for name in sets_of(file.changes)}
+    gone = {name for key in lost for name in sets_of(history.files[key].changes)} - left
     return History({n: r for n, r in history.active.items() if n not in gone}, files)
 
 

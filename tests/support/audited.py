@@ -14,7 +14,6 @@ from pathlib import Path
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.model import sha256_hex
-from sm120patch.state import present_content
 from sm120patch.unified import make_diff
 from tests.support import catalogue as small
 from tests.support.catalogue import A_TEXT, B_TEXT, KERNEL, KERNEL_TEXT, SOURCE, A, B
@@ -188,7 +187,7 @@ def verified_elsewhere(host: AuditedHost) -> None:
     with read_ledger(ledger) as before:
         assert before is not None
         history = before.history()
-    content = present_content(history, {"sglang": "1.0", "flashinfer-python": "1.0"})
+    content = history.content({"sglang": "1.0", "flashinfer-python": "1.0"})
     evidence = Evidence(content, "b" * 64, "f" * 64, "p" * 64, "real", "improved", True,
                         ("one",), (), {"host": {"machine_id": "another-machine"}})  # fmt: skip
     with open_ledger(ledger) as after:

@@ -13,7 +13,7 @@ from sm120patch.plan import (
     Role,
     content_digest,
 )
-from sm120patch.state import DiskFact, EvidenceBook, active_status, disk_state, present_content
+from sm120patch.state import DiskFact, EvidenceBook, active_status, disk_state
 
 VERSIONS = {"sglang": "0.5.9"}
 FILE = OwnedFile(
@@ -78,20 +78,20 @@ def test_without_evidence_a_set_is_only_staged() -> None:
 
 def test_evidence_for_exactly_this_content_makes_it_applied() -> None:
     past = history("one")
-    content = present_content(past, VERSIONS)
+    content = past.content(VERSIONS)
     assert status_of("one", past, OURS, book(evidence(content))) is State.APPLIED
     assert status_of("one", past, OURS, book(evidence("other content"))) is State.STAGED
 
 
 def test_evidence_from_another_host_does_not_count() -> None:
     past = history("one")
-    entry = evidence(present_content(past, VERSIONS))
+    entry = evidence(past.content(VERSIONS))
     assert status_of("one", past, OURS, book(entry, host="elsewhere")) is State.STAGED
 
 
 def test_the_newest_conclusive_evidence_decides() -> None:
     past = history("one")
-    content = present_content(past, VERSIONS)
+    content = past.content(VERSIONS)
     failed, passed = evidence(content, passed=False), evidence(content)
     undecided = evidence(content, passed=False, verdict="inconclusive")
     assert status_of("one", past, OURS, book(failed, passed)) is State.STAGED
@@ -101,7 +101,7 @@ def test_the_newest_conclusive_evidence_decides() -> None:
 
 def test_a_real_failure_is_not_outvoted_by_a_simulated_pass() -> None:
     past = history("one")
-    content = present_content(past, VERSIONS)
+    content = past.content(VERSIONS)
     simulated = evidence(content, kind="simulated")
     real = evidence(content, passed=False)
     assert status_of("one", past, OURS, book(simulated, real)) is State.STAGED
@@ -109,7 +109,7 @@ def test_a_real_failure_is_not_outvoted_by_a_simulated_pass() -> None:
 
 def test_simulated_evidence_is_always_named_and_never_counts() -> None:
     past = history("one")
-    content = present_content(past, VERSIONS)
+    content = past.content(VERSIONS)
     facts = {("sglang", "sglang/a.py"): OURS}
     known = book(evidence(content, kind="simulated"))
     status = active_status("one", past, ["one"], facts, known, VERSIONS, interrupted=False)
@@ -119,7 +119,7 @@ def test_simulated_evidence_is_always_named_and_never_counts() -> None:
 
 def test_a_set_below_a_verified_one_rests_on_its_own_evidence() -> None:
     past = history("one", "two")
-    content = present_content(past, VERSIONS)
+    content = past.content(VERSIONS)
     above = evidence(content, sets=("two",), baseline_sets=("one",), baseline_digest="below")
     assert status_of("one", past, OURS, book(above, evidence("below"))) is State.APPLIED
     assert status_of("one", past, OURS, book(above)) is State.STAGED
@@ -127,7 +127,7 @@ def test_a_set_below_a_verified_one_rests_on_its_own_evidence() -> None:
 
 def test_a_chain_of_evidence_is_worth_its_weakest_link() -> None:
     past = history("one", "two")
-    content = present_content(past, VERSIONS)
+    content = past.content(VERSIONS)
     above = evidence(
         content, sets=("two",), baseline_sets=("one",), baseline_digest="below", kind="simulated"
     )
@@ -143,7 +143,7 @@ def test_evidence_does_not_outlive_a_foreign_edit_elsewhere() -> None:
     )
     past = history("one", "two")
     past = History(past.active, {**past.files, ("sglang", "sglang/b.py"): other})
-    known = book(evidence(present_content(past, VERSIONS), sets=("one", "two")))
+    known = book(evidence(past.content(VERSIONS), sets=("one", "two")))
     facts = {
         ("sglang", "sglang/a.py"): OURS,
         ("sglang", "sglang/b.py"): DiskFact("foreign", "0.5.9", "pristine-b"),
@@ -160,7 +160,7 @@ def test_a_set_of_which_nothing_is_on_disk_is_lost() -> None:
 
 def test_drift_beats_evidence_and_interruption_beats_drift() -> None:
     past = history("one")
-    known = book(evidence(present_content(past, VERSIONS)))
+    known = book(evidence(past.content(VERSIONS)))
     foreign = DiskFact("foreign", "0.5.9", "pristine")
     assert status_of("one", past, foreign, known) is State.DRIFTED
     facts = {("sglang", "sglang/a.py"): foreign}
