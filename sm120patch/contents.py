@@ -60,7 +60,7 @@ class ContentPlanner:
         self._catalogue = catalogue
         self._snapshot = snapshot
         self._history = history
-        self.versions = {name: t.version for name, t in snapshot.targets.items()}
+        self.versions = snapshot.versions
         self._edits: Edits = {} if edits is None else edits
         self._added: set[FileKey] = set()
         """Files that a set of the plan adds."""

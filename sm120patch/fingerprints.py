@@ -76,6 +76,12 @@ def recognise(target: str, path: str, sha256: str) -> Known | None:
     return Known(target, path, versions, ())
 
 
+def known_as(target: str, path: str, sha256: str | None) -> str:
+    """Say what a content is, if it is one that somebody published or that the catalogue makes."""
+    known = None if sha256 is None else recognise(target, path, sha256)
+    return "" if known is None else str(known)
+
+
 def published(target: str, path: str, version: str) -> bool:
     """Tell whether the index knows what that version shipped as that file."""
     return any(

@@ -389,6 +389,11 @@ class Snapshot(NamedTuple):
     devices: tuple[str, ...] | None = None
     """Names of the host's GPUs, None when nobody knows."""
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Target -> version on disk."""
+        return {name: target.version for name, target in self.targets.items()}
+
     def unfit(self, patch_set: PatchSet) -> str | None:
         """Say why the GPUs here are not those that the set is for; None when they may be."""
         if patch_set.rehearsal and (released := self._released(patch_set)):

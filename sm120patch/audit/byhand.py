@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from sm120patch import fingerprints
-from sm120patch.catalogue import Catalogue, choose, edit
+from sm120patch.catalogue import Catalogue, choose, edit, satisfied
 from sm120patch.errors import CatalogueError
 from sm120patch.model import Changed, Variant, sha256_hex
 from sm120patch.plan import FileKey, sets_of
@@ -79,11 +79,7 @@ def labels_in(
     known = fingerprints.recognise(*key, sha256)
     if known is not None:
         return known.changes
-    candidates = [
-        (label, variant)
-        for label, target, variant in variants(catalogue, versions)
-        if (target, variant.path) == key
-    ]
+    candidates = _candidates(catalogue, versions, key)
     pristine = shipped(key) if candidates else None
     if pristine is None or sha256_hex(pristine) == sha256:
         return ()
@@ -93,6 +89,33 @@ def labels_in(
             if made is not None and sha256_hex(made) == sha256:
                 return tuple(label for label, _variant in chosen)
     return ()
+
+
+def met(
+    catalogue: Catalogue,
+    versions: Mapping[str, str],
+    key: FileKey,
+    held: Callable[[FileKey], bytes | None],
+) -> tuple[str, ...]:
+    """Return the `set/change` ids whose post-conditions a content meets, in whatever words.
+
+    `held` gives the bytes of the file, and is asked only where a change is for it.
+    """
+    candidates = _candidates(catalogue, versions, key)
+    data = held(key) if candidates else None
+    if data is None:
+        return ()
+    return tuple(label for label, variant in candidates if satisfied(variant, data))
+
+
+def _candidates(
+    catalogue: Catalogue, versions: Mapping[str, str], key: FileKey
+) -> list[tuple[str, Variant]]:
+    return [
+        (label, variant)
+        for label, target, variant in variants(catalogue, versions)
+        if (target, variant.path) == key
+    ]
 
 
 def _make(data: bytes, variants: Iterable[Variant]) -> bytes | None:

@@ -16,7 +16,7 @@ from sm120patch.audit.findings import (
     SetReport,
     Verification,
 )
-from sm120patch.catalogue import Catalogue, satisfied
+from sm120patch.catalogue import Catalogue
 from sm120patch.environment.records import Difference
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, State
@@ -156,7 +156,7 @@ def _owned(
         expected: str | None = found
     else:
         expected = difference.expected if difference else None
-    known = _known(key, found) if found != owned.current_sha256 else ""
+    known = fingerprints.known_as(*key, found) if found != owned.current_sha256 else ""
     pristine = expected or owned.pristine_sha256
     fact = DiskFact(found, version, pristine, known, _unreadable(difference))
     state, reason = disk_state(owned, fact)
@@ -206,7 +206,7 @@ def _unowned(
     if difference is None:
         return _not_as_published(key, found, disk)
     state = _STATES[difference.kind]
-    known = _known(key, found)
+    known = fingerprints.known_as(*key, found)
     report = FileReport(*key, state, found, difference.expected, (), known)
     detail = leading(difference.leads_to) or _SAID.get(state, "")
     detail = detail or _edited(key, difference, disk, catalogue, known)
@@ -239,7 +239,7 @@ def _not_as_published(key: FileKey, found: str | None, disk: Disk) -> Judged:
 
 def _by_hand(key: FileKey, disk: Disk, found: str | None, labels: tuple[str, ...]) -> Judged:
     difference = disk.differences.get(key)
-    known = _known(key, found) or f"{' + '.join(labels)} applied by hand"
+    known = fingerprints.known_as(*key, found) or f"{' + '.join(labels)} applied by hand"
     if disk.ledger_lost:
         known = f"{' + '.join(labels)}; the ledger that would tell who applied it is lost"
     expected = difference.expected if difference else None
@@ -257,7 +257,7 @@ def _edited(
     detail = _digests(difference)
     if known:
         return f"{detail}; this is {known}"
-    like = _does_the_same(key, disk, catalogue)
+    like = byhand.met(catalogue, disk.versions, key, disk.present)
     return f"{detail}; it meets what {' and '.join(like)} asks for, in other words" if like else (
         detail
     )  # fmt: skip
@@ -267,24 +267,6 @@ def _digests(difference: Difference) -> str:
     if difference.expected and difference.found:
         return f"sha256 {difference.found[:12]}, upstream {difference.expected[:12]}"
     return "differs from upstream"
-
-
-def _does_the_same(key: FileKey, disk: Disk, catalogue: Catalogue) -> list[str]:
-    """Changes whose post-conditions a foreign content meets, though upstream's does not."""
-    candidates = [
-        (label, variant)
-        for label, target, variant in byhand.variants(catalogue, disk.versions)
-        if (target, variant.path) == key
-    ]
-    data = disk.present(key) if candidates else None
-    if data is None:
-        return []
-    return [label for label, variant in candidates if satisfied(variant, data)]
-
-
-def _known(key: FileKey, sha256: str | None) -> str:
-    known = None if sha256 is None else fingerprints.recognise(*key, sha256)
-    return "" if known is None else str(known)
 
 
 # --- sets --------------------------------------------------------------------------------------

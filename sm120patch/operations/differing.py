@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sm120patch import fingerprints
 from sm120patch.audit import judging
 from sm120patch.audit.findings import FileReport, FileState, Kind
 from sm120patch.audit.tree import Tree
@@ -28,7 +29,7 @@ from sm120patch.model import (
     sha256_hex,
 )
 from sm120patch.operations import auditing
-from sm120patch.operations.inactive import OBSTACLES, known_as
+from sm120patch.operations.inactive import OBSTACLES
 from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
 from sm120patch.plaintext import clean
@@ -199,7 +200,7 @@ def _edit(
         written = None if ours else site.store.get(owned.current_sha256)
         if written is not None:
             detail = "edited by something else since it was patched"
-            known = known_as(target, file.path, file.sha256)
+            known = fingerprints.known_as(target, file.path, file.sha256)
             detail += f"; this is {known}" if known else ""
             whole = Edit(target, file.path, False, detail, "ledger", "the store of the ledger")
             return _shown(whole, written, file.data)
@@ -240,7 +241,7 @@ def _against_upstream(
     *,
     ours: bool,
 ) -> Edit:
-    known = known_as(installed.target, file.path, file.sha256)
+    known = fingerprints.known_as(installed.target, file.path, file.sha256)
     detail = f"this is {known}" if known else "edited by somebody, and no ledger has it"
     if owned is not None:
         detail = " + ".join(owned.changes) if ours else "edited by something else"

@@ -76,8 +76,7 @@ def _rejection(event: Event, snapshot: Snapshot) -> str:
 
     Evidence that is not real is always named with its kind.
     """
-    versions = {name: target.version for name, target in snapshot.targets.items()}
-    if event.kind != "rejected" or event.data.get("versions") != versions:
+    if event.kind != "rejected" or event.data.get("versions") != snapshot.versions:
         return ""
     kind = event.data.get("kind", EvidenceKind.REAL.value)
     said = "" if kind == EvidenceKind.REAL.value else f" ({kind})"
@@ -106,13 +105,12 @@ def _look(
 ) -> Iterator[_Look]:
     """Yield what stands for or against one set; a bundle by itself has little to say."""
     capability, wanted = snapshot.compute_capability, patch_set.compute_capability
-    versions = {name: t.version for name, t in snapshot.targets.items()}
     if patch_set.rehearsal and (unfit := snapshot.unfit(patch_set)):
         yield _Look(State.NOT_APPLICABLE, unfit)
     elif capability is not None and wanted and capability not in wanted:
         yield _Look(State.NOT_APPLICABLE, f"for compute capability {' or '.join(wanted)}")
     elif patch_set.only_advice:
-        yield _Look(State.NOT_APPLICABLE, advice_for(patch_set, versions)[1])
+        yield _Look(State.NOT_APPLICABLE, advice_for(patch_set, snapshot.versions)[1])
     elif patch_set.changes:
         needed = [change for change in patch_set.changes if not change.optional]
         changes = [_change(change, snapshot, past, others) for change in needed]
@@ -141,7 +139,7 @@ def _change(
     if found is None:
         why = snapshot.missing.get(change.target, "not installed")
         return _Look(State.NOT_APPLICABLE, f"{change.target}: {why}")
-    choice, reason = choose(change, {name: t.version for name, t in snapshot.targets.items()})
+    choice, reason = choose(change, snapshot.versions)
     if choice is None:
         return _Look(State.NOT_APPLICABLE, reason)
     if isinstance(choice, Window):
@@ -162,12 +160,6 @@ def _change(
     return _foreign(change.target, file, found.pristine_origin)
 
 
-def known_as(target: str, path: str, sha256: str | None) -> str:
-    """Say what a content is, if it is one that somebody published or that the catalogue makes."""
-    known = None if sha256 is None else fingerprints.recognise(target, path, sha256)
-    return "" if known is None else str(known)
-
-
 def _foreign(target: str, file: FileSnapshot, origin: str) -> _Look:
     """Judge a file that no ledger answers for."""
     if file.obstacle is Obstacle.UNREADABLE:
@@ -182,7 +174,7 @@ def _foreign(target: str, file: FileSnapshot, origin: str) -> _Look:
         return _Look(State.EDITED, f"{file.path}: upstream did not ship it, and no ledger has it")
     if file.sha256 == file.pristine_sha256:
         return _Look(State.ABSENT)
-    known = known_as(target, file.path, file.sha256)
+    known = fingerprints.known_as(target, file.path, file.sha256)
     said = f"this is {known}" if known else "edited by somebody, and no ledger has it"
     return _Look(State.EDITED, f"{file.path}: {said}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from sm120patch import fingerprints
 from sm120patch.catalogue import choose
 from sm120patch.claims import claimed_files
 from sm120patch.environment import take_snapshot
@@ -24,7 +25,7 @@ from sm120patch.model import (
     State,
     Variant,
 )
-from sm120patch.operations.inactive import Others, inactive_status, known_as
+from sm120patch.operations.inactive import Others, inactive_status
 from sm120patch.operations.site import Site
 from sm120patch.plan import FileKey, History, content_digest
 from sm120patch.render import evidence_dict
@@ -111,8 +112,7 @@ def _content(past: History, journal: Journal | None, snapshot: Snapshot) -> str:
     found = {(t, p): f for t, target in snapshot.targets.items() for p, f in target.files.items()}
     held = {key: _held(file) for key, file in found.items() if _changed(file, key in ours)}
     gone = dict.fromkeys(ours - set(found), ABSENT)
-    versions = {name: target.version for name, target in snapshot.targets.items()}
-    return content_digest({**gone, **held}, versions)
+    return content_digest({**gone, **held}, snapshot.versions)
 
 
 def _changed(file: FileSnapshot, ours: bool) -> bool:
@@ -209,7 +209,7 @@ def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
             sha256=digest,
             version=None if found is None else found.version,
             pristine_sha256=None if file is None else file.pristine_sha256,
-            known_as=known_as(target, path, digest) if known else "",
+            known_as=fingerprints.known_as(target, path, digest) if known else "",
             unreadable=file.why if file and file.obstacle is Obstacle.UNREADABLE else "",
         )
     return facts

@@ -5,11 +5,9 @@ Reads disk only: the few files that the catalogue would change in the installed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sm120patch.audit import byhand
-from sm120patch.catalogue import satisfied
 from sm120patch.environment import take_snapshot
 from sm120patch.model import ABSENT, FileSnapshot
 from sm120patch.operations.site import Site
@@ -64,14 +62,7 @@ def _way_out(sets: tuple[str, ...], *, lost: bool) -> str:
 def _labels(site: Site, key: FileKey, file: FileSnapshot) -> tuple[str, ...]:
     if file.obstacle is not None or file.sha256 in (ABSENT, file.pristine_sha256):
         return ()
-    known = byhand.labels_in(
-        site.catalogue, site.versions, key, file.sha256, lambda _key: file.pristine
-    )
-    return known or tuple(_met(site, key, file.data))
-
-
-def _met(site: Site, key: FileKey, data: bytes) -> Iterator[str]:
-    """Changes whose post-conditions a content meets: upstream's bytes may not be at hand."""
-    for label, target, variant in byhand.variants(site.catalogue, site.versions):
-        if (target, variant.path) == key and satisfied(variant, data):
-            yield label
+    catalogue, versions = site.catalogue, site.versions
+    known = byhand.labels_in(catalogue, versions, key, file.sha256, lambda _key: file.pristine)
+    # Upstream's bytes may not be at hand.
+    return known or byhand.met(catalogue, versions, key, lambda _key: file.data)
