@@ -49,6 +49,12 @@ class Affected(NamedTuple):
     """Places that could not be looked at, in words. A build there may be stale afterwards."""
 
 
+def bases(environ: Mapping[str, str]) -> list[Path]:
+    """Homes and workspace bases that variables name: there may be builds below each."""
+    named = (environ.get(name) for name in ("HOME", "FLASHINFER_WORKSPACE_BASE"))
+    return [Path(text) for text in named if text]
+
+
 def workspaces(environ: Mapping[str, str], homes: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Existing `.cache/flashinfer` directories: of the environment given, and of further homes.
 

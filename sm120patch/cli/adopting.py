@@ -64,7 +64,7 @@ def adopt(
     Files that hold what the sets make stay as they are. Upstream's bytes are taken from git, from
     --pristine, or from the published package, which is downloaded if need be.
     """
-    from sm120patch.operations import adopting, changing
+    from sm120patch.operations import adopting, guarding
     from sm120patch.operations.gpus import capability_of
     from sm120patch.operations.site import open_site
     from sm120patch.operations.sources import Sources
@@ -78,7 +78,7 @@ def adopt(
     adoption = adopting.plan_adoption(site, request, capability_of(gpu), sources, complete=complete)
     if not dry_run:
         if adoption.completed:
-            changing.guard_processes(site, None, allow=allow_running)
+            guarding.processes(site, None, allow=allow_running)
         command = shlex.join(["sm120patch", *sys.argv[1:]])[:500]
         adopting.adopt(site, adoption, command=command)
     output.data(adoption_dict(adoption, dry_run), adoption_text(adoption, dry_run, output.given))

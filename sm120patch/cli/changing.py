@@ -106,7 +106,7 @@ def apply(
     The server is started without and with the sets; a regression, broken answers or code that
     does not run put every file back.
     """
-    from sm120patch.operations import changing, gpus, planning
+    from sm120patch.operations import changing, gpus, guarding, planning, profiles
     from sm120patch.operations.known import known_here
     from sm120patch.operations.rejections import rejected_before
     from sm120patch.operations.site import open_site
@@ -118,9 +118,9 @@ def apply(
     demands = changing.Demands.of(goal, max_time)
     site = open_site(env, python, catalogue=catalogue)
     require_settled(site.state)
-    chosen = None if no_verify else changing.find_profile(profile, site, Path.cwd())
+    chosen = None if no_verify else profiles.find(profile, site, Path.cwd())
     request = Request("apply", sets, selected)
-    capability = gpus.capability_of(gpu, changing.declared_capability(chosen))
+    capability = gpus.capability_of(gpu, profiles.declared_capability(chosen))
     plan = planning.plan_request(
         site, request, capability, expect=expect, expect_content=expect_content
     )
@@ -138,7 +138,7 @@ def apply(
     if plan.is_noop and not owed and not ahead:
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
-        raise changing.no_profile(Path.cwd(), stageable=True)
+        raise profiles.missing(Path.cwd(), stageable=True)
     again = before if owed and before is not None and before.same_profile else None
     doubt = _doubt(known, again)
     if doubt is not None and not (yes or _confirmed(output)):
@@ -146,7 +146,7 @@ def apply(
     output.talk(plan_text(plan, diffs=False))
     if chosen is not None:
         changing.preview(plan, chosen, demands)
-    _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
+    _warn(output, guarding.processes(site, chosen, allow=allow_running))
     server = profile_for(site, profile, chosen) if ahead else None
     change = changing.apply(
         site,
@@ -195,15 +195,15 @@ def verify(
     A pass makes them applied; a regression takes them off. With --compile no server is started:
     what the sets changed is compiled and looked at, and their state stays as it is.
     """
-    from sm120patch.operations import changing, gpus, verifying
+    from sm120patch.operations import changing, gpus, guarding, profiles, verifying
     from sm120patch.operations.site import open_site
     from sm120patch.transaction import require_settled
 
     site = open_site(env, python, catalogue=catalogue)
     require_settled(site.state)
     demands = changing.Demands.of(goal, max_time)
-    chosen = changing.find_profile(profile, site, Path.cwd())
-    capability = gpus.capability_of(gpu, changing.declared_capability(chosen))
+    chosen = profiles.find(profile, site, Path.cwd())
+    capability = gpus.capability_of(gpu, profiles.declared_capability(chosen))
     plan = changing.verification_plan(site, sets, capability)
     if dry_run:
         verifying.require_intact(site, site.history(), set())
@@ -218,9 +218,9 @@ def verify(
             changing.verify_compiled(site, sets, made, command=command, capability=capability),
         )
     if chosen is None:
-        raise changing.no_profile(Path.cwd())
+        raise profiles.missing(Path.cwd())
     changing.preview(plan, chosen, demands)
-    _warn(output, changing.guard_processes(site, chosen, allow=allow_running))
+    _warn(output, guarding.processes(site, chosen, allow=allow_running))
     change = changing.verify(
         site,
         sets,
@@ -258,7 +258,7 @@ def revert(
 
     Other sets stay as they are, whatever the order in which they came.
     """
-    from sm120patch.operations import changing, planning
+    from sm120patch.operations import changing, guarding, planning
     from sm120patch.operations.site import open_site
     from sm120patch.planner import Request
     from sm120patch.render import plan_text
@@ -278,7 +278,7 @@ def revert(
         return _show_plan(output, site, plan, None, changing.Demands())
     if not plan.is_noop:
         output.talk(plan_text(plan, diffs=False))
-        _warn(output, changing.guard_processes(site, None, allow=allow_running))
+        _warn(output, guarding.processes(site, None, allow=allow_running))
     return _report(output, site, changing.revert(site, plan, command=command_line()))
 
 
@@ -442,11 +442,11 @@ def _show_plan(
     `doubt` is what the command would end with unless it is told `--yes`.
     """
     from sm120patch.cli.caching import touched_dict, touched_text
-    from sm120patch.operations import caching, changing, verifying
+    from sm120patch.operations import caching, changing, profiles
     from sm120patch.render import plan_dict, plan_text
 
     result = plan_dict(plan)
-    homes = verifying.homes_of(profile) if profile is not None else []
+    homes = profiles.homes_of(profile) if profile is not None else []
     touched = caching.touched_by(site, plan, homes)
     result["caches"] = [touched_dict(item) for item in touched]
     if profile is not None:

@@ -61,6 +61,6 @@ def ahead_for(
 
 def profile_for(site: Site, path: Path | None, chosen: Profile | None) -> Profile | None:
     """Profile whose server the module is compiled for: the one in use, or the one there is."""
-    from sm120patch.operations import changing
+    from sm120patch.operations import profiles
 
-    return chosen or changing.find_profile(path, site, Path.cwd())
+    return chosen or profiles.find(path, site, Path.cwd())

@@ -51,7 +51,7 @@ def bench(
     files, host, server and workloads. `history --experiments` lists them.
     """
     from sm120patch.cli.progress import Progress
-    from sm120patch.operations import changing, experimenting
+    from sm120patch.operations import experimenting, guarding, profiles
     from sm120patch.operations.site import open_site
     from sm120patch.transaction import require_settled
     from sm120patch.trial import read_trial
@@ -64,14 +64,14 @@ def bench(
         )
     site = open_site(env, python, catalogue=catalogue)
     require_settled(site.state)
-    chosen = changing.find_profile(profile, site, Path.cwd())
+    chosen = profiles.find(profile, site, Path.cwd())
     if chosen is None:
-        raise changing.no_profile(Path.cwd())
+        raise profiles.missing(Path.cwd())
     output.talk(
         "answers must be those of the server as it is, up to rounding (class `tolerance`): an"
         " option that is meant to change them ends `broken`"
     )
-    for line in changing.guard_processes(site, chosen, allow=allow_running):
+    for line in guarding.processes(site, chosen, allow=allow_running):
         output.talk(f"warning: {line}")
     results = []
     for result in experimenting.run_trials(

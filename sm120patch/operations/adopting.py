@@ -15,7 +15,7 @@ from sm120patch.audit import byhand
 from sm120patch.claims import refuse_foreign_claims
 from sm120patch.errors import ConflictError, HostError, UsageError
 from sm120patch.model import ABSENT, FileSnapshot, Obstacle, Snapshot, sha256_hex
-from sm120patch.operations import changing, planning, salvaging, staging
+from sm120patch.operations import guarding, planning, salvaging, staging
 from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
 from sm120patch.plan import FileKey, FileStep, History, Plan
@@ -207,12 +207,12 @@ def adopt(site: Site, adoption: Adoption, *, command: str) -> None:
     """Carry out an adoption in one transaction; the sets are `staged` afterwards."""
     plan = adoption.plan
     if adoption.completed:
-        changing.guard_writes(site, plan, {})
-    with changing.exclusively(site, command):
+        guarding.writes(site, plan, {})
+    with guarding.exclusively(site, command):
         transaction.require_no_journal(site.state)
         salvaging.refuse_lost(site)
         refuse_foreign_claims(site.environment)
-        changing.require_same(site, plan)
+        guarding.require_same(site, plan)
         staging.execute(site, plan, "adopted", command, settings=_settings(site, adoption, command))
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
-from sm120patch.claims import checkouts_held, refuse_foreign_claims, sync_claims
-from sm120patch.environment import immutable, writable
-from sm120patch.errors import BusyError, ConflictError, HostError, UsageError
+from sm120patch.claims import refuse_foreign_claims, sync_claims
+from sm120patch.errors import ConflictError, HostError, UsageError
 from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
-from sm120patch.operations import inspecting, planning, salvaging, staging
+from sm120patch.operations import guarding, inspecting, planning, salvaging, staging
 from sm120patch.operations.site import Site
-from sm120patch.ownership import refuse_strangers
-from sm120patch.plan import History, Plan, history_digest
+from sm120patch.plan import History, Plan
 from sm120patch.planner import Request
 
 if TYPE_CHECKING:  # what measures and what compiles is loaded where it is done
@@ -30,8 +26,6 @@ if TYPE_CHECKING:  # what measures and what compiles is loaded where it is done
     from sm120patch.verify.commandline import Arms
     from sm120patch.verify.profile import Profile
     from sm120patch.verify.reporting import Reporter
-
-PROFILE_NAME = "sm120patch.toml"
 
 
 class Demands(NamedTuple):
@@ -82,128 +76,6 @@ class Change(NamedTuple):
     """Modules that were compiled ahead; None when that was not asked for."""
 
 
-def find_profile(path: Path | None, site: Site, directory: Path) -> Profile | None:
-    """Load `--profile`, else `sm120patch.toml` of the working directory; None without either."""
-    chosen = path or directory / PROFILE_NAME
-    if path is None and not chosen.exists():
-        return None
-    from sm120patch.operations import verifying
-    from sm120patch.verify.profile import load as load_profile
-
-    environment = site.environment
-    loaded = load_profile(chosen, python=str(environment.python), prefix=str(environment.prefix))
-    return verifying.weighed(site, loaded)
-
-
-def no_profile(directory: Path, *, stageable: bool = False) -> UsageError:
-    """Error for a measurement that nobody said how to do; nothing has been written.
-
-    `stageable`: the command is one that takes --no-verify.
-    """
-    absent = (
-        "there is no profile that says how to start your server:"
-        f" no --profile, no {PROFILE_NAME} in {directory}"
-    )
-    if not stageable:
-        hint = "write one with `sm120patch init`"
-        return UsageError(absent, code="no-profile", hint=hint)
-    return UsageError(
-        f"a set counts as applied only after a verification, and {absent}",
-        code="no-profile",
-        hint="write one with `sm120patch init`, or stage without verification: --no-verify",
-    )
-
-
-def declared_capability(profile: Profile | None) -> str | None:
-    """Compute capability that a simulated host declares, when the profile starts one."""
-    if profile is None or "sm120patch.simhost" not in profile.server.command:
-        return None
-    from sm120patch.simhost import scenario_facts, scenario_names
-
-    command = profile.server.command
-    named = [value for option, value in pairwise(command) if option == "--scenario"]
-    if not named or named[0] not in scenario_names():
-        return None
-    return scenario_facts(named[0]).compute_capability
-
-
-def guard_writes(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
-    """Refuse before the first write what would fail half way or have no effect."""
-    staging.refuse_traps(site, plan, environ)
-    for path in (Path(s.root, s.path) for s in plan.files):
-        if immutable(path):
-            raise HostError(
-                f"{path} cannot be replaced: it is immutable",
-                hint=f"take the flag away (chattr -i -a {path}), then repeat",
-                details={"path": str(path)},
-            )
-    directories = sorted({Path(s.root, s.path).parent for s in plan.files})
-    refuse_strangers(directories, os.environ)
-    for directory in directories:
-        reason = writable(directory)
-        if reason:
-            raise HostError(
-                f"{directory} cannot be written: {reason}",
-                hint="run as the owner of the environment, or make its file system writable",
-                details={"path": str(directory)},
-            )
-
-
-def guard_processes(site: Site, profile: Profile | None, *, allow: bool) -> list[str]:
-    """Name the processes that use the environment or the GPUs; BusyError unless allowed.
-
-    The server of an `external` profile is expected to run: its restart command replaces it.
-    """
-    from sm120patch import host
-
-    environment = site.environment
-    roots = [i.root / i.package for i in environment.installations.values()]
-    homes = staging.known_homes(site)
-    if profile is not None:
-        from sm120patch.operations import verifying
-
-        homes |= set(verifying.homes_of(profile))
-    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
-    expected = _expected_processes(profile)
-    lines = [
-        f"pid {p.pid}: {_short(p.cmdline) or '(unknown)'} ({p.why})"
-        for p in found
-        if p.pid not in expected
-    ]
-    if lines and not allow:
-        raise BusyError(
-            "running processes use this environment or its GPUs:\n"
-            + "\n".join(f"  - {line}" for line in lines),
-            code="in-use",
-            hint="stop them, or add --allow-running: they keep the old code until restarted",
-            details={"processes": lines},
-        )
-    return lines
-
-
-def _short(command: Sequence[str]) -> str:
-    """Command line for people; a process that renamed itself leaves its old length as blanks."""
-    return " ".join(" ".join(command).split())[:100]
-
-
-def _expected_processes(profile: Profile | None) -> set[int]:
-    if profile is None or not profile.server.external:
-        return set()
-    import psutil
-
-    from sm120patch import host
-
-    listener = host.listening_pid(profile.server.port)
-    if listener is None or listener.pid is None:
-        return set()
-    try:
-        process = psutil.Process(listener.pid)
-        family = [process, *process.children(recursive=True), *process.parents()]
-    except psutil.Error:
-        return {listener.pid}
-    return {p.pid for p in family}
-
-
 def apply(
     site: Site,
     request: Request,
@@ -225,12 +97,12 @@ def apply(
     under the lock and must be the same.
     """
     variables = os.environ if environ is None else environ
-    guard_writes(site, plan, {**variables, **(profile.server.env if profile else {})})
-    with exclusively(site, command):
+    guarding.writes(site, plan, {**variables, **(profile.server.env if profile else {})})
+    with guarding.exclusively(site, command):
         transaction.require_no_journal(site.state)
         salvaging.refuse_lost(site)
         refuse_foreign_claims(site.environment)
-        require_same(site, plan)
+        guarding.require_same(site, plan)
         if ahead is not None:
             ahead.prepare(staging.after_history(site.history(), plan))
         if profile is None:
@@ -248,9 +120,7 @@ def apply(
 def _staged(site: Site, plan: Plan, command: str, ahead: Ahead | None) -> Change:
     if plan.is_noop:
         return compile_present(site, plan, ahead) if ahead else Change(plan, "nothing")
-    environ = (ahead.settings.environ if ahead else None) or {}
-    named = [environ.get(name) for name in ("HOME", "FLASHINFER_WORKSPACE_BASE")]
-    homes = [Path(text) for text in named if text]
+    homes = flashinfer.bases((ahead.settings.environ if ahead else None) or {})
     staging.execute(site, plan, "staged", command, homes, compiled=ahead)
     return Change(plan, "staged", compiled=ahead.compiled if ahead else None)
 
@@ -271,32 +141,12 @@ def verify_compiled(
     """Compile and prove what sets on disk changed; no server is started, no state changes."""
     from sm120patch.operations import verifying
 
-    with exclusively(site, command):
+    with guarding.exclusively(site, command):
         transaction.require_no_journal(site.state)
         plan = verification_plan(site, sets, capability)
         verifying.require_intact(site, site.history(), set())
         ahead.prepare(site.history())
         return compile_present(site, plan, ahead)
-
-
-@contextlib.contextmanager
-def exclusively(site: Site, command: str) -> Iterator[None]:
-    """Hold the environment and every checkout it imports."""
-    with site.state.lock(command), checkouts_held(site.environment):
-        yield
-
-
-def require_same(site: Site, plan: Plan) -> None:
-    """Look again under the lock: another process may have been quicker.
-
-    The files themselves are hashed again when the transaction begins.
-    """
-    if history_digest(site.history()) != plan.based_on:
-        raise ConflictError(
-            "the plan is stale: another command changed the environment meanwhile",
-            code="stale-plan",
-            hint="run the command again to plan from the present content",
-        )
 
 
 def refuse_unmeasurable(site: Site, plan: Plan) -> None:
@@ -360,8 +210,9 @@ def policy_of(plan: Plan, demands: Demands) -> VerificationPolicy:
 def preview(plan: Plan, profile: Profile, demands: Demands) -> Arms:
     """Both command lines; raises what could only fail later, before anything is written."""
     from sm120patch.operations import verifying
+    from sm120patch.verify.runner import check
 
-    return verifying.preview(profile, verifying.duty_for(plan, policy_of(plan, demands)))
+    return check(profile, verifying.duty_for(plan, policy_of(plan, demands)))
 
 
 def verify(
@@ -376,7 +227,7 @@ def verify(
     ahead: Ahead | None = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
-    with exclusively(site, command):
+    with guarding.exclusively(site, command):
         transaction.require_no_journal(site.state)
         if ahead is not None:
             ahead.prepare(site.history())
@@ -453,12 +304,12 @@ def verification_plan(site: Site, sets: tuple[str, ...], capability: str | None)
 
 def revert(site: Site, plan: Plan, *, command: str) -> Change:
     """Carry out a `revert` plan in one transaction."""
-    guard_writes(site, plan, {})
+    guarding.writes(site, plan, {})
     if plan.is_noop:
         return Change(plan, "nothing")
-    with exclusively(site, command):
+    with guarding.exclusively(site, command):
         transaction.require_no_journal(site.state)
-        require_same(site, plan)
+        guarding.require_same(site, plan)
         staging.execute(site, plan, "reverted", command)
     return Change(plan, "reverted")
 
@@ -471,7 +322,7 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
     if site.journal() is None and not site.state.path.is_dir():
         return None
     try:
-        with exclusively(site, "recover"):
+        with guarding.exclusively(site, "recover"):
             roots = {n: str(i.root) for n, i in site.environment.installations.items()}
             result = recovery.recover(site.state, keep_foreign=keep_foreign, roots=roots)
             if result is None:

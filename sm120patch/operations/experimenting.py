@@ -17,8 +17,7 @@ from sm120patch.evidence import Event, Evidence
 from sm120patch.host import redact_arguments, redact_environment
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy
-from sm120patch.operations import inspecting, noise, salvaging
-from sm120patch.operations.changing import exclusively
+from sm120patch.operations import guarding, inspecting, noise, salvaging
 from sm120patch.operations.site import Site
 from sm120patch.operations.verifying import described_host
 from sm120patch.policy import merge_launches
@@ -63,7 +62,7 @@ def run_trials(
     duties = [duty_for(site, trial, profile) for trial in trials]
     for duty in duties:
         check(profile, duty)
-    with exclusively(site, COMMAND):
+    with guarding.exclusively(site, COMMAND):
         transaction.require_no_journal(site.state)
         salvaging.refuse_lost(site)
         for trial, duty in zip(trials, duties, strict=True):

@@ -5,12 +5,12 @@ Asks the driver for the topology; writes nothing.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch.errors import ConflictError
 from sm120patch.known import Match, Place, matches, tp_of
+from sm120patch.operations import profiles
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
 
@@ -22,7 +22,7 @@ def place_of(profile: Profile | None) -> Place | None:
     """Where the server of a profile runs; this host without a profile, None without GPUs."""
     command = profile.server.command if profile is not None else ()
     tp = tp_of(command)
-    if "sm120patch.simhost" in command:
+    if profiles.SIMULATED in command:
         return _declared(command, tp)
     if not Path("/dev/nvidiactl").exists():
         return None  # Without the driver's device there is nothing to load NVML for.
@@ -37,12 +37,12 @@ def place_of(profile: Profile | None) -> Place | None:
 
 
 def _declared(command: tuple[str, ...], tp: int | None) -> Place | None:
-    from sm120patch.simhost import scenario_names, scenario_words
-
-    named = [value for option, value in pairwise(command) if option == "--scenario"]
-    if not named or named[0] not in scenario_names():
+    scenario = profiles.scenario_of(command)
+    if scenario is None:
         return None
-    words, gpus = scenario_words(named[0])
+    from sm120patch.simhost import scenario_words
+
+    words, gpus = scenario_words(scenario)
     return Place(words, tp or gpus)
 
 

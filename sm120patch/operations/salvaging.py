@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch import exchange, transaction
-from sm120patch.claims import checkouts_held
 from sm120patch.disk import remove_file, sync_directory
 from sm120patch.environment import Installation, take_snapshot, verify_records
 from sm120patch.errors import ConflictError, HostError, RecoveryNeededError, UsageError
@@ -21,7 +20,7 @@ from sm120patch.evidence import Event
 from sm120patch.journal import read_journal
 from sm120patch.ledger import begin_ledger, read_ledger
 from sm120patch.model import ABSENT, FileSnapshot
-from sm120patch.operations import planning, staging
+from sm120patch.operations import guarding, planning, staging
 from sm120patch.operations.site import Site
 from sm120patch.plan import ActiveSet, History, OwnedFile, Role
 from sm120patch.planner import Request
@@ -45,7 +44,7 @@ def salvage(site: Site, command: str) -> Salvaged:
     Raises UsageError when the ledger can be read and knows what is on disk: then `revert` is the
     way.
     """
-    with site.state.lock(command), checkouts_held(site.environment):
+    with guarding.exclusively(site, command):
         damaged = _require_lost(site)
         try:
             moved = _move_aside(site) if damaged else None

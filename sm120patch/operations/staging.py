@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch import transaction
-from sm120patch.caches import switch
+from sm120patch.caches import flashinfer, switch
 from sm120patch.claims import sync_claims
 from sm120patch.environment import read_back
 from sm120patch.errors import ConflictError, HostError
@@ -116,8 +116,7 @@ def _tactics(site: Site, history: History, plan: Plan) -> list[str]:
 
 def known_homes(site: Site) -> set[Path]:
     """Homes below which FlashInfer may keep builds: ours now, and those of earlier changes."""
-    now = [os.environ.get(name) for name in ("HOME", "FLASHINFER_WORKSPACE_BASE")]
-    found = {Path(text) for text in now if text}
+    found = set(flashinfer.bases(os.environ))
     with read_ledger(site.state.ledger) as ledger:
         for event in ledger.events(limit=200) if ledger is not None else ():
             homes = event.data.get("homes")

@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from sm120patch import host, transaction
 from sm120patch.disk import write_file
@@ -25,11 +24,11 @@ from sm120patch.errors import (
 from sm120patch.evidence import Event, Evidence
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
-from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of, is_rehearsal
-from sm120patch.operations import inspecting, noise, staging
+from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
+from sm120patch.operations import inspecting, noise, profiles, staging
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, Plan, sets_of
-from sm120patch.verify.commandline import Arm, Arms
+from sm120patch.verify.commandline import Arm
 from sm120patch.verify.profile import Profile
 from sm120patch.verify.reporting import Reporter
 from sm120patch.verify.runner import Duty, Outcome, check, run
@@ -133,27 +132,6 @@ def duty_for(plan: Plan, policy: VerificationPolicy, site: Site | None = None) -
     return Duty(policy, plan.launch, plan.engagement, plan.versions, plan.base_launch, copies)
 
 
-def preview(profile: Profile, duty: Duty) -> Arms:
-    """Both command lines; raises what could only fail later, before anything is written."""
-    return check(profile, duty)
-
-
-def homes_of(profile: Profile) -> list[Path]:
-    """Homes and workspace bases of the serving user: there FlashInfer keeps its builds."""
-    server = profile.server
-    named = [server.home, server.workspace]
-    named += [server.env.get("HOME"), server.env.get("FLASHINFER_WORKSPACE_BASE")]
-    return [Path(text) for text in named if text]
-
-
-def weighed(site: Site, profile: Profile) -> Profile:
-    """Profile whose evidence is worth what the environment is: copies are no real packages."""
-    copies = any(is_rehearsal(version) for version in site.versions.values())
-    if not copies or profile.server.kind is not EvidenceKind.REAL:
-        return profile
-    return replace(profile, server=replace(profile.server, kind=EvidenceKind.REHEARSAL))
-
-
 def verify_case(
     site: Site,
     case: Case,
@@ -171,7 +149,7 @@ def verify_case(
     Raises InterruptedByUser after ^C and HostError when the baseline does not run; the
     environment then holds what it held before.
     """
-    profile = weighed(site, profile)
+    profile = profiles.weighed(site, profile)
     history = case.without if case.start == "a" else case.having
     settings = staging.settings_for(
         site,
@@ -180,7 +158,7 @@ def verify_case(
         restore=case.start,
         start=case.start,
         history=history,
-        homes=homes_of(profile),
+        homes=profiles.homes_of(profile),
         environ=profile.server.env,
     )
     floors = noise.recorded(site, profile)

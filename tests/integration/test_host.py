@@ -365,7 +365,7 @@ def test_looking_around_costs_no_heavy_import() -> None:
 
 def test_a_process_that_renamed_itself_is_named_without_its_blanks() -> None:
     # SGLang's schedulers on a real GPU host: the new title, then blanks to the old length.
-    from sm120patch.operations.changing import _short
+    from sm120patch.operations.guarding import _short
 
     assert _short(("sglang::scheduler_TP0" + " " * 300,)) == "sglang::scheduler_TP0"
     assert _short(("python3", "-m", "sglang.launch_server")) == "python3 -m sglang.launch_server"

@@ -116,14 +116,14 @@ kind = "{kind}"
 def test_evidence_from_a_copy_is_never_real(
     tmp_path: Path, version: str, kind: str, worth: EvidenceKind
 ) -> None:
-    from sm120patch.operations.changing import find_profile
+    from sm120patch.operations import profiles
     from sm120patch.operations.site import open_site
 
     place = Place(tmp_path, version)
     profile = tmp_path / "profile.toml"
     profile.write_text(PROFILE.format(kind=kind))
     site = open_site(str(place.prefix), None, catalogue=place.catalogue)
-    found = find_profile(profile, site, tmp_path)
+    found = profiles.find(profile, site, tmp_path)
     assert found is not None
     assert found.server.kind is worth
 
