@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sm120patch.cli import following
+from sm120patch.cli.common import command_line, warn_of_running
 from sm120patch.cli.options import (
     environment_options,
     gpu_option,
@@ -78,9 +77,8 @@ def adopt(
     adoption = adopting.plan_adoption(site, request, capability_of(gpu), sources, complete=complete)
     if not dry_run:
         if adoption.completed:
-            guarding.processes(site, None, allow=allow_running)
-        command = shlex.join(["sm120patch", *sys.argv[1:]])[:500]
-        adopting.adopt(site, adoption, command=command)
+            warn_of_running(output, guarding.processes(site, None, allow=allow_running))
+        adopting.adopt(site, adoption, command=command_line())
     output.data(adoption_dict(adoption, dry_run), adoption_text(adoption, dry_run, output.given))
     return ExitCode.OK
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli.common import command_line, note_fault
 from sm120patch.cli.exporting import export_options
 from sm120patch.cli.options import catalogue_options, output_option
 from sm120patch.cli.output import Output
@@ -150,8 +150,7 @@ def _fix(output: Output, report: HostReport, catalogue: Places, *, yes: bool) ->
         output.talk("nothing was changed; add --yes to go on without a question")
         return []
     shelf = Shelf(cache_directory(os.environ), output.talk, offline=True)
-    command = shlex.join(["sm120patch", *sys.argv[1:]])[:500]
-    done = [fixing.carry_out(fix, catalogue, shelf, command) for fix in planned]
+    done = [fixing.carry_out(fix, catalogue, shelf, command_line()) for fix in planned]
     for one in done:
         output.talk(f"  {one.fix}: {one.problem or 'done'}")
     return done
@@ -177,7 +176,7 @@ def _catalogue(output: Output, where: Places) -> Catalogue:
     try:
         return catalogues.load(where)
     except CatalogueError as error:
-        output.talk(f"warning: going by the ledger alone: {error.message}")
+        note_fault(output, error)
         return catalogues.Catalogue({})
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli.common import command_line, note_fault, warn_of_running
 from sm120patch.cli.compiling import ahead_for, compile_options, profile_for
 from sm120patch.cli.options import (
     environment_options,
@@ -49,11 +49,6 @@ time_option = click.option(
 expect_option = click.option(
     "--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest."
 )
-
-
-def command_line() -> str:
-    """What was typed, for the history."""
-    return shlex.join(["sm120patch", *sys.argv[1:]])[:500]
 
 
 @click.command()
@@ -146,7 +141,7 @@ def apply(
     output.talk(plan_text(plan, diffs=False))
     if chosen is not None:
         changing.preview(plan, chosen, demands)
-    _warn(output, guarding.processes(site, chosen, allow=allow_running))
+    warn_of_running(output, guarding.processes(site, chosen, allow=allow_running))
     server = profile_for(site, profile, chosen) if ahead else None
     change = changing.apply(
         site,
@@ -220,7 +215,7 @@ def verify(
     if chosen is None:
         raise profiles.missing(Path.cwd())
     changing.preview(plan, chosen, demands)
-    _warn(output, guarding.processes(site, chosen, allow=allow_running))
+    warn_of_running(output, guarding.processes(site, chosen, allow=allow_running))
     change = changing.verify(
         site,
         sets,
@@ -267,7 +262,7 @@ def revert(
     if bool(sets) == everything:
         raise UsageError("name the sets to take off, or give --all", hint="see `sm120patch status`")
     site = open_site(env, python, catalogue=catalogue, tolerant=everything)
-    _note_fault(output, site)
+    note_fault(output, site.catalogue_fault)
     require_settled(site.state)
     names = tuple(site.history().active) if everything else sets
     if not names:
@@ -278,7 +273,7 @@ def revert(
         return _show_plan(output, site, plan, None, changing.Demands())
     if not plan.is_noop:
         output.talk(plan_text(plan, diffs=False))
-        _warn(output, guarding.processes(site, None, allow=allow_running))
+        warn_of_running(output, guarding.processes(site, None, allow=allow_running))
     return _report(output, site, changing.revert(site, plan, command=command_line()))
 
 
@@ -408,11 +403,6 @@ def _confirmed(output: Output) -> bool:
     return there and click.confirm("measure it here all the same?", err=True)
 
 
-def _note_fault(output: Output, site: Site) -> None:
-    if site.catalogue_fault is not None:
-        output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
-
-
 def _warn_of_orphans(output: Output, site: Site) -> None:
     """With nothing in the ledger there may still be something on disk: then say so."""
     from sm120patch.operations.orphans import orphans
@@ -421,11 +411,6 @@ def _warn_of_orphans(output: Output, site: Site) -> None:
     if found is not None:
         output.talk(f"warning: {found}")
         output.talk(f"hint: {found.hint}")
-
-
-def _warn(output: Output, processes: list[str]) -> None:
-    for line in processes:
-        output.talk(f"warning: keeps the old code until it is restarted: {line}")
 
 
 def _show_plan(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sm120patch.cli import following
+from sm120patch.cli.common import note_fault
 from sm120patch.cli.options import environment_options
 from sm120patch.cli.output import Output
 from sm120patch.cli.releases import offline_option, pristine_option, shelf_for, wheel_dir_option
@@ -56,8 +57,7 @@ def diff(
 
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     require_settled(site.state)
-    if site.catalogue_fault is not None:
-        output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
+    note_fault(output, site.catalogue_fault)
     sources = Sources(pristine, shelf_for(output, wheel_dir, offline))
     progress = output.talk if sys.stderr.isatty() else lambda _text: None
     found = differing.differences(site, files, sources, progress, everything=everything)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm120patch.catalogue import Places
 from sm120patch.cli import following
+from sm120patch.cli.common import note_fault
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 from sm120patch.model import State
@@ -38,8 +39,7 @@ def show_status(
     lines = [f"{result.prefix}  ({versions})", table(status_rows(result.sets))]
     if not result.versions:
         lines = _without_targets(result)
-    if site.catalogue_fault is not None:
-        output.talk(f"warning: going by the ledger alone: {site.catalogue_fault.message}")
+    note_fault(output, site.catalogue_fault)
     recover = following.command("sm120patch recover", output.given)
     if result.interrupted:
         lines.append(f"interrupted: {result.interrupted!r}; run `{recover}`")

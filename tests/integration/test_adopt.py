@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,21 @@ def test_what_is_lacking_is_refused_or_completed(place: Place, wheels: Path) -> 
     assert "'right'" in place.read(B) and "'left'" in place.read(A)
     place.done("revert", "pair", "--allow-running")
     assert (place.read(A), place.read(B)) == (A_TEXT, B_TEXT)
+
+
+def test_processes_that_keep_the_old_code_are_named_where_files_are_completed(
+    place: Place, wheels: Path
+) -> None:
+    sh(f'sed -i "{HALF}" {A}', place.site)
+    words = [place.prefix / "bin" / "python3", "-c", "import time; time.sleep(600)", "sglang"]
+    with subprocess.Popen(words) as serving:
+        try:
+            refused(adopt(place, wheels, "pair", "--complete"), 9, f"pid {serving.pid}")
+            ran = adopt(place, wheels, "pair", "--complete", "--allow-running")
+            assert ran.code == 0
+            assert f"keeps the old code until it is restarted: pid {serving.pid}" in ran.err
+        finally:
+            serving.kill()
 
 
 def test_an_optional_change_that_is_there_is_taken_along(place: Place, wheels: Path) -> None:
