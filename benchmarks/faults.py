@@ -7,7 +7,7 @@ PATH or in DIR/bin (quilt, p12y, socket-patch). --every 1,1,1, the default, take
 fifteen thousand trials of a fifth of a second. 2,3,7 takes every second call to kill, every third
 to lose power, every seventh for the rest. --finish takes every call of the rows that were sampled,
 or whose command makes another number of calls now, and keeps the others. TMPDIR on a tmpfs saves
-the time that syncing takes; what a power failure leaves is worked out by a model, whatever the disk.
+the time that syncing takes; what a power failure leaves a model works out, whatever the disk.
 """
 
 from __future__ import annotations
