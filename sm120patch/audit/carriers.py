@@ -145,26 +145,32 @@ class _Owners:
 # --- variables and mounts ----------------------------------------------------------------------
 
 
-def in_variables(tree: Tree, environ: Mapping[str, str], where: str) -> Iterator[Finding]:
-    """Find overlays that variables name; `where` says whose variables they are."""
+def in_variables(
+    tree: Tree, environ: Mapping[str, str], where: str, here: str = "/"
+) -> Iterator[Finding]:
+    """Find overlays that variables name.
+
+    `where` says whose variables they are, `here` is what relative paths in them start from.
+    """
     for name, does in VARIABLES.items():
         value = environ.get(name, "")
         if not value:
             continue
         if name == "PYTHONPATH":
-            yield from _python_path(tree, value, where)
+            yield from _python_path(tree, value, where, here)
         else:
             yield Finding(Kind.CARRIER, "-", name, f"{where}: {name}={value[:200]} {does}")
 
 
-def _python_path(tree: Tree, value: str, where: str) -> Iterator[Finding]:
-    for directory in value.split(":"):
+def _python_path(tree: Tree, value: str, where: str, here: str) -> Iterator[Finding]:
+    for entry in filter(None, value.split(":")):
+        directory = entry if entry.startswith("/") else f"{here.rstrip('/')}/{entry}"
         held = [
             name
             for name in (*IMPORT_NAMES.values(), *(f"{n}.py" for n in _CUSTOM))
             if tree.status(f"{directory}/{name}") is not None
         ]
-        if directory and held:
+        if held:
             said = f"{where}: PYTHONPATH names {directory}, which holds {', '.join(held)}"
             yield Finding(Kind.CARRIER, "-", "PYTHONPATH", f"{said} and {VARIABLES['PYTHONPATH']}")
 

@@ -51,6 +51,8 @@ class Comparison(NamedTuple):
     """Files that have further names on the file system."""
     probes: tuple[tuple[int, int], ...] = ()
     """Device and inode of the first few of them: a copy by hard links has the same."""
+    newest: float = 0.0
+    """When the youngest file that HEAD has was written, in seconds; 0 for wheels."""
 
 
 def begin(means: Means, copy: Copy, asked: Collection[str]) -> Callable[[], Comparison]:
@@ -246,7 +248,10 @@ def _checkout(
     if means.cache is not None and not listing.problems:
         means.cache.write(place, commit.commit, listing, digests, None, started)
     found = _against_commit(means.tree, commit, listing, digests)
-    return _comparison(commit.origin, listing, digests, asked, found, (), len(commit.blobs), commit)
+    count = len(commit.blobs)
+    whole = _comparison(commit.origin, listing, digests, asked, found, (), count, commit)
+    written = (listing.sign(i)[1] for i, path in enumerate(listing.paths) if path in commit.blobs)
+    return whole._replace(newest=max(written, default=0) / 1e9)
 
 
 def _against_commit(

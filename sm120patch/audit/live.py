@@ -1,10 +1,12 @@
-"""Running servers that do not run what is on disk. Reads /proc only."""
+"""Running servers that do not run what is on disk. Reads /proc and times of files only."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.audit import carriers
@@ -12,10 +14,14 @@ from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kin
 from sm120patch.audit.tree import Tree
 
 if TYPE_CHECKING:
+    from sm120patch.audit.examine import Examined
+    from sm120patch.audit.layout import Copy
     from sm120patch.host import LiveProcess, ServerProcess
 
 _QUIET = frozenset((FileState.MISSING, FileState.UNREADABLE))
 """Files that have no time to compare with."""
+_PRECISION = 1.0
+"""Seconds. The kernel tells when it booted in whole ones, and processes by that."""
 
 
 class Live(NamedTuple):
@@ -33,22 +39,25 @@ def look() -> Live:
     return Live(host.running_sglang_servers(), host.gone_libraries(("sglang", "flashinfer")))
 
 
-def in_environment(
-    live: Live, environment: EnvironmentReport, changed_at: str
-) -> Iterator[Finding]:
-    """Find servers of one environment that run older code, and overlays in their variables."""
-    changed, what = _last_change(environment, changed_at)
+def in_environment(live: Live, examined: Examined) -> Iterator[Finding]:
+    """Find servers of one environment that run older or other code than is examined there."""
+    report, copies = examined.report, examined.layout.copies
+    changed, what = max((*_changes(examined), *_installations(examined)), default=(0.0, ""))
     for server in live.servers:
-        if not _belongs(server, environment):
+        if not _belongs(server, report, [copy.root for copy in copies]):
             continue
         name = f"pid {server.pid} (port {server.port})"
-        if changed and server.create_time < changed:
+        # What becomes a server by `exec` is older than the code that it has read.
+        started = server.workers_since or server.create_time
+        if started + _PRECISION < changed:
             detail = (
-                f"started at {_time(server.create_time)}, before {what} at {_time(changed)}:"
+                f"started at {_time(started)}, before {what} at {_time(changed)}:"
                 " it runs the code from before"
             )
             yield Finding(Kind.STALE_SERVER, "-", name, detail, (), "restart the server")
-        yield from carriers.in_variables(Tree(), server.environ, name)
+        yield from carriers.in_variables(Tree(), server.environ, name, server.cwd or "/")
+        for copy in copies if _looks_where_it_is(server) else ():
+            yield from _in_its_directory(server, copy, name)
 
 
 def gone_libraries(live: Live, below: Sequence[str]) -> Iterator[Finding]:
@@ -62,10 +71,12 @@ def gone_libraries(live: Live, below: Sequence[str]) -> Iterator[Finding]:
         yield Finding(Kind.STALE_SERVER, "-", name, detail, (), "restart the server")
 
 
-def _last_change(environment: EnvironmentReport, changed_at: str) -> tuple[float, str]:
-    """When the environment's files last changed, in seconds, and what did."""
-    times = [(_seconds(changed_at), "the last change of sm120patch")] if changed_at else []
-    for package in environment.packages:
+def _changes(examined: Examined) -> Iterator[tuple[float, str]]:
+    """When files that are not simply upstream's changed, in seconds, and what did it."""
+    changed_at = examined.changed_at
+    if changed_at:
+        yield _seconds(changed_at), "the last change of sm120patch"
+    for package in examined.report.packages:
         for file in package.files:
             if file.state in _QUIET or (file.state is FileState.OURS and changed_at):
                 continue
@@ -75,18 +86,76 @@ def _last_change(environment: EnvironmentReport, changed_at: str) -> tuple[float
                 continue
             # A time can be put back, but a further name on the file system changes ctime too.
             changed = max(status.st_mtime, status.st_ctime if status.st_nlink == 1 else 0.0)
-            times.append((changed, f"{file.path} changed"))
-    return max(times, default=(0.0, ""))
+            yield changed, f"{file.path} changed"
 
 
-def _belongs(server: ServerProcess, environment: EnvironmentReport) -> bool:
-    """Tell whether a server was started with the environment's Python."""
-    names = (environment.prefix, *environment.names)
-    prefixes = tuple(f"{name.rstrip('/')}/bin/" for name in names)
-    words = [word for word in server.cmdline[:2] if "/" in word]
-    if any(word.startswith(prefixes) for word in words):
+def _installations(examined: Examined) -> Iterator[tuple[float, str]]:
+    """When packages came to hold what they hold: files that are upstream's may replace others."""
+    for copy in examined.layout.copies:
+        if copy.kind == "wheel":
+            # Whoever installs makes this directory, whatever times the files bring along.
+            with contextlib.suppress(OSError):
+                installed = os.lstat(copy.metadata).st_mtime
+                yield installed, f"{copy.target} {copy.version} was installed"
+        elif newest := examined.comparisons[copy.target].newest:
+            yield newest, f"files of {copy.root} were written"
+
+
+def _belongs(server: ServerProcess, report: EnvironmentReport, roots: Sequence[str]) -> bool:
+    """Tell whether a server was started with the environment's Python, or imports from it."""
+    if not _sees(server.pid, report.prefix):
+        return False
+    from sm120patch.host import programs_of
+
+    names = (report.prefix, *report.names)
+    programs = list(programs_of(server.pid, server.cmdline))
+    directories = {os.path.realpath(f"{name}/bin") for name in names}
+    if any(os.path.realpath(program.rpartition("/")[0]) in directories for program in programs):
         return True
-    return server.environ.get("VIRTUAL_ENV") in names
+    searched = [os.path.realpath(place) for place in _searched_first(server)]
+    if any(os.path.realpath(root) in searched for root in roots):
+        return True
+    return not programs and server.environ.get("VIRTUAL_ENV") in names
+
+
+def _sees(pid: int, prefix: str) -> bool:
+    """Tell whether a process has the same directory there: in a container it may be another."""
+    try:
+        return os.path.samestat(Path(f"/proc/{pid}/root{prefix}").stat(), Path(prefix).stat())
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def _searched_first(server: ServerProcess) -> Iterator[str]:
+    """Directories that a server searches before the installed packages."""
+    here = server.cwd or "/"
+    if _looks_where_it_is(server):
+        yield here
+    for place in server.environ.get("PYTHONPATH", "").split(":"):
+        if place:
+            yield f"{here}/{place}" if not place.startswith("/") else place
+
+
+def _looks_where_it_is(server: ServerProcess) -> bool:
+    """Tell whether Python searches the working directory: for `-m`, and for an empty entry."""
+    variables, words = server.environ, server.cmdline
+    if "-m" in words:
+        options = "".join(w for w in words[: words.index("-m")] if w.startswith("-"))
+        return not ({"I", "P"} & set(options) or variables.get("PYTHONSAFEPATH"))
+    path = variables.get("PYTHONPATH", "")
+    return bool(path) and "" in path.split(":")
+
+
+def _in_its_directory(server: ServerProcess, copy: Copy, name: str) -> Iterator[Finding]:
+    """Find a copy of a package in the working directory of a server that looks there first."""
+    other = f"{server.cwd}/{copy.package}"
+    if not Path(other, "__init__.py").is_file():
+        return
+    if os.path.realpath(other) != os.path.realpath(f"{copy.root}/{copy.package}"):
+        detail = f"{name} runs in {server.cwd} and looks there first; {copy.root} has another copy"
+        yield Finding(Kind.COPIES, copy.target, other, detail)
 
 
 def _seconds(text: str) -> float:

@@ -11,6 +11,7 @@ from sm120patch.host.processes import (
     listening_pid,
     mapping_libraries,
     processes_using,
+    programs_of,
     running_sglang_servers,
 )
 from sm120patch.host.redaction import (
@@ -34,6 +35,7 @@ __all__ = [
     "mapping_libraries",
     "probe",
     "processes_using",
+    "programs_of",
     "redact_arguments",
     "redact_environment",
     "redact_output",

@@ -48,6 +48,11 @@ class ServerProcess(NamedTuple):
     cwd: str | None
     username: str | None
     port: int
+    workers_since: float | None = None
+    """When the first Python process below it started; None without one.
+
+    A script that becomes the server by `exec` has started long before the server's code was read.
+    """
 
 
 def processes_using(
@@ -219,15 +224,22 @@ def listening_pid(port: int) -> Listener | None:
 
 def running_sglang_servers() -> tuple[ServerProcess, ...]:
     """Find SGLang servers that run on this host, the oldest first."""
-    found = [p for p in _pids() if is_server_command(_words(_proc(p, "cmdline")))]
+    commands = {pid: _words(_proc(pid, "cmdline")) for pid in _pids()}
+    found = {pid for pid, words in commands.items() if is_server_command(words)}
     parents = {pid: _ancestry(pid)[1:2] for pid in found}
-    servers = [_server(pid) for pid in found if not set(parents[pid]) & set(found)]
+    pythons = [pid for pid, words in commands.items() if _is_python(words)]
+    servers = [_server(pid, pythons) for pid in sorted(found) if not set(parents[pid]) & found]
     return tuple(sorted(filter(None, servers), key=lambda server: server.create_time))
+
+
+def _is_python(command: Sequence[str]) -> bool:
+    """Tell whether Python runs; workers of SGLang rename themselves."""
+    return bool(command) and Path(command[0]).name.startswith(("python", "sglang"))
 
 
 def is_server_command(command: Sequence[str]) -> bool:
     """Tell whether a command line starts an SGLang server: module, script or `sglang serve`."""
-    if not command or not Path(command[0]).name.startswith(("python", "sglang")):
+    if not _is_python(command):
         return False
     for position, argument in enumerate(command):
         following = command[position + 1] if position + 1 < len(command) else ""
@@ -251,7 +263,7 @@ def port_of(command: Sequence[str]) -> int:
     return port
 
 
-def _server(pid: int) -> ServerProcess | None:
+def _server(pid: int, pythons: Iterable[int]) -> ServerProcess | None:
     command, started = _words(_proc(pid, "cmdline")), _started(pid)
     if not command or started is None:
         return None  # gone meanwhile
@@ -270,7 +282,13 @@ def _server(pid: int) -> ServerProcess | None:
         cwd=cwd,
         username=user,
         port=port_of(command),
+        workers_since=min(filter(None, map(_started, _below(pid, pythons))), default=None),
     )
+
+
+def _below(pid: int, others: Iterable[int]) -> list[int]:
+    """Those of the other processes that a process has started, directly or through others."""
+    return [other for other in others if pid in _ancestry(other)[1:]]
 
 
 def _gpu_holders() -> dict[int, str]:
@@ -319,14 +337,24 @@ def _serving(pid: int, command: Sequence[str], maps: Iterable[str], prefix: Path
     if any(_QUESTION in argument for argument in command):
         return None  # another command of ours asks the interpreter what it would import
     prefixes = tuple(f"{place}/" for place in (prefix.absolute(), os.path.realpath(prefix)))
-    for path in (*_programs(pid, command), *_extensions(maps)):
+    for path in (*programs_of(pid, command), *_extensions(maps)):
         if path.startswith(prefixes):
             return f"runs SGLang with {prefix}"
     return None
 
 
-def _programs(pid: int, command: Sequence[str]) -> Iterator[str]:
-    yield from command[:2]
+def programs_of(pid: int, command: Sequence[str]) -> Iterator[str]:
+    """Name the interpreter and the script of a process, as absolute paths; links are not followed.
+
+    A relative one is taken from where the process is now, a name without a slash from its PATH.
+    """
+    for word in command[:2]:
+        if word.startswith("/"):
+            yield word
+        elif "/" in word:
+            with contextlib.suppress(OSError):
+                here = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - as in `_server`
+                yield os.path.normpath(f"{here}/{word}")
     if "/" not in command[0]:
         variables = _proc(pid, "environ").split(b"\0")
         path = next((v[5:] for v in variables if v.startswith(b"PATH=")), b"")

@@ -59,7 +59,7 @@ class Surroundings:
             if tree.is_host:
                 yield from staleness.build_findings(package, layout.path, self._homes())
         if tree.is_host:
-            yield from live.in_environment(self._look(), report, examined.changed_at)
+            yield from live.in_environment(self._look(), examined)
 
     def of_host(self, reports: list[EnvironmentReport]) -> Iterator[Finding]:
         """What belongs to no single environment."""
@@ -80,7 +80,8 @@ class Surroundings:
         yield from carriers.in_variables(self._tree, carriers.settings(self._tree), where)
         if self._tree.is_host:
             here = "the environment of this command"
-            yield from carriers.in_variables(self._tree, self._environ, here)
+            start = self._environ.get("PWD", "/")
+            yield from carriers.in_variables(self._tree, self._environ, here, start)
             if self._live is not None:
                 yield from live.gone_libraries(self._live, self._watched(reports))
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.audited import FILES, SED_A, sh
 from tests.support.catalogue import A, B
 from tests.support.command import run
-from tests.support.place import Place
+from tests.support.environments import install_fake
+from tests.support.place import Checkout, Place
 
 
 @pytest.fixture
@@ -67,3 +75,171 @@ def test_a_copy_that_start_up_code_puts_first_is_the_one_that_is_judged(
     assert "'one'" in (other / A).read_text()
     (environment,) = place.run("audit").result["environments"]
     assert {p["root"] for p in environment["packages"] if p["target"] == "sglang"} == {str(other)}
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+LAUNCH = b"import time\nprint('up', flush=True)\ntime.sleep(120)\n"
+PACKAGE = {**FILES["sglang"], "sglang/launch_server.py": LAUNCH}
+SERVE = ("-m", "sglang.launch_server", "--port", "31998")
+
+
+@contextmanager
+def server(
+    *command: str | Path, cwd: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Iterator[int]:
+    """A process that looks like an SGLang server."""
+    words = [str(word) for word in command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environ, cwd=cwd, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "up\n"
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def found(place: Place, *kinds: str, env: Path | None = None) -> list[dict[str, str]]:
+    options = ("--env", env or place.prefix, "--catalogue", place.catalogue, "--output", "json")
+    return [f for f in run("audit", *options).result["findings"] if f["kind"] in kinds]
+
+
+@pytest.fixture
+def served(place: Place) -> Place:
+    install_fake(place.site, "sglang", "1.0", PACKAGE)
+    return place
+
+
+def aged(site: Path) -> None:
+    """As if everything had been installed an hour ago."""
+    hour = time.time() - 3600
+    for path in (site, *site.rglob("*")):
+        os.utime(path, (hour, hour), follow_symlinks=False)
+
+
+@pytest.mark.parametrize("start", ["python", "env/bin/python", "PYTHONPATH"])
+def test_a_server_is_known_however_its_interpreter_was_named(served: Place, start: str) -> None:
+    aged(served.site)
+    environ = {"PATH": f"{served.prefix}/bin:{os.environ['PATH']}"}
+    program = start
+    if start == "PYTHONPATH":
+        program, environ = sys.executable, {"PYTHONPATH": str(served.site)}
+    with server(program, *SERVE, cwd=served.root, environ=environ) as pid:
+        assert found(served, "stale-server") == []
+        time.sleep(1.1)
+        sh(f'sed -i "{SED_A}" {A}', served.site)
+        (stale,) = found(served, "stale-server")
+    assert f"pid {pid} " in stale["path"] and f"before {A} changed" in stale["detail"]
+
+
+def test_a_variable_of_another_environment_makes_no_server_one_of_it(
+    served: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Place(tmp_path / "other")
+    environ = {**os.environ, "VIRTUAL_ENV": str(other.prefix)}
+    with server(served.prefix / "bin/python", *SERVE, environ=environ):
+        time.sleep(1.1)
+        sh(f'sed -i "{SED_A}" {A}', other.site)
+        assert found(other, "stale-server") == []
+
+
+def test_a_server_that_a_package_was_installed_under_is_stale(served: Place) -> None:
+    aged(served.site)
+    with server(served.prefix / "bin/python", *SERVE):
+        assert found(served, "stale-server") == []
+        time.sleep(1.1)
+        shutil.rmtree(served.site / "sglang")
+        shutil.rmtree(served.site / "sglang-1.0.dist-info")
+        install_fake(served.site, "sglang", "1.1", PACKAGE)
+        (stale,) = found(served, "stale-server", "foreign", "unknown")
+    assert "before sglang 1.1 was installed" in stale["detail"]
+    with server(served.prefix / "bin/python", *SERVE):
+        assert found(served, "stale-server") == [], "installed just before it started"
+
+
+def test_a_server_under_which_a_checkout_went_on_is_stale(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    (checkout.source / "sglang" / "launch_server.py").write_bytes(LAUNCH)
+    commit(checkout, "serve")
+    aged(checkout.source)
+    aged(checkout.site)
+    with server(checkout.prefix / "bin/python", *SERVE):
+        assert found(checkout, "stale-server") == []
+        time.sleep(1.1)
+        (checkout.source / B).write_text("value = 'next'\n")
+        commit(checkout, "next")
+        (stale,) = found(checkout, "stale-server", "foreign", "unknown")
+    assert f"before files of {checkout.source} were written" in stale["detail"]
+
+
+def commit(checkout: Checkout, message: str) -> None:
+    who = ("-c", "user.name=T", "-c", "user.email=t@example.org")
+    for words in (("add", "-A"), ("commit", "-q", "-m", message)):
+        subprocess.run(["git", *who, "-C", checkout.source, *words], check=True)
+
+
+def test_a_script_that_patches_and_becomes_the_server_is_not_stale(served: Place) -> None:
+    """Its process is older than the patch; the server's own processes are not."""
+    aged(served.site)
+    launch = served.site / "sglang" / "launch_server.py"
+    workers = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {!r}]).wait()\n"
+    install_fake(
+        served.site, "sglang", "1.0", {**PACKAGE, A: workers.format(LAUNCH.decode()).encode()}
+    )
+    aged(served.site)
+    script = (
+        f"sleep 1.2; echo 'import sglang.a' > {launch};"
+        f" exec {served.prefix}/bin/python {' '.join(SERVE)}"
+    )
+    with server("sh", "-c", script) as pid:
+        assert found(served, "stale-server") == []
+        assert {f["path"] for f in found(served, "foreign")} == {"sglang/launch_server.py"}
+        time.sleep(1.1)
+        sh(f"echo >> {B}", served.site)
+        (stale,) = found(served, "stale-server")
+        assert f"pid {pid} " in stale["path"]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        subprocess.run(["kill", *children], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_server_in_a_container_that_has_another_directory_there_is_not_ours(
+    served: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "image").mkdir()
+    image = Place(tmp_path / "image")
+    install_fake(image.site, "sglang", "1.0", PACKAGE)
+    script = f"mount --bind {image.prefix} {served.prefix} && exec {served.prefix}/bin/python "
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    if subprocess.run([*words, f"mount --bind {image.prefix} {served.prefix}"]).returncode:
+        pytest.skip("mounts are not allowed here")
+    with server(*words, script + " ".join(SERVE)):
+        time.sleep(1.1)
+        sh(f'sed -i "{SED_A}" {A}', served.site)
+        assert found(served, "stale-server") == []
+
+
+@pytest.mark.parametrize("how", ["-m", "empty entry", "-P"])
+def test_a_copy_in_the_working_directory_of_a_server_is_named(
+    served: Place, tmp_path: Path, how: str
+) -> None:
+    for path, data in PACKAGE.items():
+        (tmp_path / "src" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / path).write_bytes(data)
+    words: tuple[str | Path, ...] = (served.prefix / "bin/python", *SERVE)
+    environ = dict(os.environ)
+    if how == "-P":
+        if sys.version_info < (3, 11):
+            pytest.skip("Python has this option from 3.11 on")
+        words = (words[0], "-P", *words[1:])
+    elif how == "empty entry":
+        words = (words[0], served.site / "sglang" / "launch_server.py")
+        environ["PYTHONPATH"] = ":/nowhere"
+    with server(*words, cwd=tmp_path / "src", environ=environ) as pid:
+        copies = found(served, "copies")
+    if how == "-P":
+        assert copies == []
+    else:
+        (copy,) = copies
+        assert copy["path"] == str(tmp_path / "src" / "sglang")
+        assert f"pid {pid} " in copy["detail"] and "looks there first" in copy["detail"]
