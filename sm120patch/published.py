@@ -19,9 +19,9 @@ from pathlib import Path
 from sm120patch import versions
 from sm120patch.catalogue import shipped
 from sm120patch.errors import CatalogueError, HostError, UsageError
-from sm120patch.host.redaction import redact_text
 from sm120patch.model import IMPORT_NAMES
 from sm120patch.packages import Package, named, normalized, open_package
+from sm120patch.redaction import redact_text
 
 FILE = "releases.toml"
 """Beside `manifests/`: the releases that a catalogue was compared with."""

@@ -20,9 +20,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "errors", "model", "plaintext", "plan", "relpath"),
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
-        "variants", "versions", "known", "trial", "policy", "state", "evidence", "render",
-        "_conditions", "_edits", "_scopes", "_slices", "precompiled", "authoring", "linting",
-        "fingerprints",
+        "variants", "versions", "known", "trial", "policy", "state", "evidence", "recorded",
+        "redaction", "render", "_conditions", "_edits", "_scopes", "_slices", "precompiled",
+        "authoring", "linting", "fingerprints",
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "signing", "ownership",

@@ -10,8 +10,8 @@ from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, State
 from sm120patch.operations.changing import Change
 from sm120patch.plaintext import table
+from sm120patch.recorded import record, text, texts
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
-from sm120patch.report.facts import record, text, texts
 from sm120patch.state import SetStatus
 
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from sm120patch.fleet.words import moment
 from sm120patch.model import EvidenceKind, State
-from sm120patch.report.facts import Record, look, record, records, text, texts
+from sm120patch.recorded import Record, look, record, records, text, texts
 from sm120patch.verify.verdict import Verdict
 
 PASSES = frozenset(verdict.value for verdict in Verdict if verdict.passed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from sm120patch.fleet.node import Check, Details, Level, Measurement, Module, SetFacts
 from sm120patch.fleet.words import moment
-from sm120patch.report.facts import Record, look, number, record, records, text, texts
+from sm120patch.recorded import Record, look, number, record, records, text, texts
 from sm120patch.report.measured import ARMS, Measured, blocks_of, measured
 from sm120patch.verify.record import VOLATILE
 

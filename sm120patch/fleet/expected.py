@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sm120patch.fleet.words import is_name
-from sm120patch.report.facts import record, texts
+from sm120patch.recorded import record, texts
 
 MOST_NODES = 100_000
 

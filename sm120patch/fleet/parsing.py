@@ -18,7 +18,7 @@ from sm120patch.fleet.details import details
 from sm120patch.fleet.node import HostFacts, NodeFacts, SetFacts, Trouble
 from sm120patch.fleet.words import age_words, is_name, moment
 from sm120patch.model import EvidenceKind, State, digest_of
-from sm120patch.report.facts import Record, look, number, record, records, text, texts
+from sm120patch.recorded import Record, look, number, record, records, text, texts
 
 SCHEMA = 1
 KIND = "sm120patch-facts"

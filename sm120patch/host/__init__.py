@@ -14,12 +14,6 @@ from sm120patch.host.processes import (
     programs_of,
     running_sglang_servers,
 )
-from sm120patch.host.redaction import (
-    redact_arguments,
-    redact_environment,
-    redact_output,
-    redact_text,
-)
 
 __all__ = [
     "Gpu",
@@ -36,9 +30,5 @@ __all__ = [
     "probe",
     "processes_using",
     "programs_of",
-    "redact_arguments",
-    "redact_environment",
-    "redact_output",
-    "redact_text",
     "running_sglang_servers",
 ]

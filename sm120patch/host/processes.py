@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sm120patch.environment import child
 from sm120patch.host import nvml
-from sm120patch.host.redaction import redact_arguments, redact_environment
+from sm120patch.redaction import redact_arguments, redact_environment
 
 SGLANG_DEFAULT_PORT = 30000
 

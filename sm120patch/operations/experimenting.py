@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from sm120patch import transaction
 from sm120patch.errors import InterruptedByUser
 from sm120patch.evidence import Event, Evidence
-from sm120patch.host import redact_arguments, redact_environment
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy
 from sm120patch.operations import guarding, inspecting, noise, salvaging
 from sm120patch.operations.site import Site
 from sm120patch.operations.verifying import described_host
 from sm120patch.policy import merge_launches
+from sm120patch.redaction import redact_arguments, redact_environment
 from sm120patch.state import UNDECIDED
 from sm120patch.trial import Trial, launches
 from sm120patch.variants import launch_for

@@ -14,7 +14,7 @@ from sm120patch.ledger import read_ledger
 from sm120patch.operations import inspecting, staging
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
-from sm120patch.report.facts import texts
+from sm120patch.recorded import texts
 from sm120patch.state import UNDECIDED
 
 if TYPE_CHECKING:

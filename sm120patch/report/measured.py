@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sm120patch.report.facts import Record, items, number, record, records, text
+from sm120patch.recorded import Record, items, number, record, records, text
 
 ARMS = ("baseline", "patched")
 METRIC = "output_throughput"

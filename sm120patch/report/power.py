@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm120patch.report.facts import Record, items, number, record, records, text
+from sm120patch.recorded import Record, items, number, record, records, text
 from sm120patch.report.measured import ARMS, blocks_of
 from sm120patch.report.scales import Axis, Tick, axis
 

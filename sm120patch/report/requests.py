@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm120patch.report.facts import items, number
+from sm120patch.recorded import items, number
 from sm120patch.report.measured import ARMS, Measured
 from sm120patch.report.scales import Axis, Tick, axis
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm120patch.evidence import Event, Evidence
+from sm120patch.recorded import Record, items, number, record, records, text, texts
 from sm120patch.report.charts import (
     EffectChart,
     SpreadChart,
@@ -14,7 +15,6 @@ from sm120patch.report.charts import (
     spread_chart,
     time_chart,
 )
-from sm120patch.report.facts import Record, items, number, record, records, text, texts
 from sm120patch.report.measured import ARMS, Measured, block_order, blocks_of, measured
 from sm120patch.report.power import GpuRow, PowerChart, gpu_rows, power_chart
 from sm120patch.report.requests import RequestChart, request_charts

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from sm120patch.errors import HostError
-from sm120patch.host.redaction import redact_output
+from sm120patch.redaction import redact_output
 from sm120patch.verify.driver import BadOutput, filled, read_bench_line, read_output
 from sm120patch.verify.loadgen import Repeat, Target, Watch
 from sm120patch.verify.profile import Profile, Workload

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sm120patch.errors import UsageError
-from sm120patch.host.redaction import redact_arguments, redact_environment
 from sm120patch.plan import Launch
+from sm120patch.redaction import redact_arguments, redact_environment
 from sm120patch.verify.profile import Profile
 
 

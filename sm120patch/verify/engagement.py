@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120patch.host.redaction import redact_output
 from sm120patch.model import Engagement
+from sm120patch.redaction import redact_output
 from sm120patch.verify.loaded import first_lines, judge_module, mapped_files, matching
 
 _MAX_LINE = 1 << 16

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sm120patch.host.redaction import redact_output
+from sm120patch.redaction import redact_output
 from sm120patch.verify.events import MAX_LINE, BadReply, Stream
 from sm120patch.verify.metrics import Sample, calculate
 from sm120patch.verify.profile import Workload

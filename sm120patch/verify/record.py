@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm120patch.host.redaction import is_secret
 from sm120patch.model import Answers, EvidenceKind
+from sm120patch.redaction import is_secret
 from sm120patch.verify import effect, stats
 from sm120patch.verify.answers import Examination
 from sm120patch.verify.commandline import Arm

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch.errors import HostError, UsageError
-from sm120patch.host.redaction import redact_output
+from sm120patch.redaction import redact_output
 from sm120patch.verify.commandline import ArmCommand
 from sm120patch.verify.processes import group_members
 from sm120patch.verify.profile import Profile, ServerSettings

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from sm120patch.host.redaction import is_secret, is_secret_name
+from sm120patch.redaction import is_secret, is_secret_name
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, UNSET_MODEL
 
 _GENERIC = ("{python}", "-m", "sglang.launch_server", "--model-path", UNSET_MODEL,

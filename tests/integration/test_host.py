@@ -23,13 +23,10 @@ from sm120patch.host import (
     probe,
     processes,
     processes_using,
-    redact_arguments,
-    redact_environment,
-    redact_output,
-    redact_text,
     running_sglang_servers,
 )
 from sm120patch.host.machine import in_container
+from sm120patch.redaction import redact_arguments, redact_environment, redact_output, redact_text
 from tests.support.environments import create_venv
 
 WAIT = "import sys, time; print('up', flush=True); time.sleep(60)"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sm120patch.host.redaction import (
+from sm120patch.redaction import (
     REDACTED,
     is_secret_name,
     redact_arguments,

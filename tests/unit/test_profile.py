@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm120patch.errors import UsageError
-from sm120patch.host.redaction import is_secret_name, redact_arguments
 from sm120patch.model import EvidenceKind, VerificationPolicy
 from sm120patch.plan import Launch
+from sm120patch.redaction import is_secret_name, redact_arguments
 from sm120patch.verify.commandline import Arm, adds_nothing, arms, strip_options
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, Profile, load, parse
 from sm120patch.verify.schedule import Schedule, estimate, schedule_for, style_for

@@ -34,7 +34,7 @@ LOADED_ONCE = (
     "sm120patch.operations.inspecting", "sm120patch.operations.known",
     "sm120patch.operations.places", "sm120patch.operations.salvaging",
     "sm120patch.operations.tuning", "sm120patch.operations.verifying", "sm120patch.recovery",
-    "sm120patch.report.facts", "sm120patch.verify.profile", "sm120patch.verify.runner",
+    "sm120patch.recorded", "sm120patch.verify.profile", "sm120patch.verify.runner",
     "psutil", "unidiff",
 )  # fmt: skip
 """What the commands load: here, before the children that are killed by the thousand."""
