@@ -130,10 +130,10 @@ def _copy(
     version = _version(tree, chosen)
     if version is None:
         return f"{chosen} names no version"
-    beside = _parent(tree, chosen) == _real(tree, root) and chosen.endswith(".dist-info")
+    beside = _parent(tree, chosen) == tree.resolved(root) and chosen.endswith(".dist-info")
     wheel = beside and not _editable(tree, chosen)
     record = f"{chosen}/RECORD"
-    own = _real(tree, f"{root}/{package}")
+    own = tree.resolved(f"{root}/{package}")
     return Copy(
         target=target,
         package=package,
@@ -142,7 +142,7 @@ def _copy(
         root=root,
         metadata=chosen,
         record=record if wheel and tree.is_file(record) else None,
-        others=tuple(f"{r}/{package}" for r in roots if _real(tree, f"{r}/{package}") != own),
+        others=tuple(f"{r}/{package}" for r in roots if tree.resolved(f"{r}/{package}") != own),
         other_metadata=tuple(m for m in metadata if m != chosen),
     )
 
@@ -159,7 +159,7 @@ def _metadata(target: str, listed: dict[str, list[str]]) -> Iterator[str]:
 
 def _describing(tree: Tree, root: str, metadata: Sequence[str]) -> str | None:
     """As `environment.installation` chooses: beside the package, then editable; newest wins."""
-    real = _real(tree, root)
+    real = tree.resolved(root)
     beside = [entry for entry in metadata if _parent(tree, entry) == real]
     editable = [entry for entry in metadata if _editable(tree, entry)]
     for group in (editable if not beside else [], beside, list(metadata)):
@@ -249,14 +249,7 @@ def _normalized(name: str) -> str:
 
 
 def _parent(tree: Tree, path: str) -> str:
-    return _real(tree, path.rpartition("/")[0])
-
-
-def _real(tree: Tree, path: str) -> str:
-    try:
-        return tree.real(path)
-    except OSError:
-        return path
+    return tree.resolved(path.rpartition("/")[0])
 
 
 def _mtime(tree: Tree, path: str) -> int:

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 def of_prefix(tree: Tree, prefix: str) -> Place | None:
     """Describe the environment with that prefix; None when it holds no packages for any Python."""
-    real = _resolved(tree, prefix)
+    real = tree.resolved(prefix)
     names = (prefix,) if real != prefix else ()
     if tree.is_file(f"{real}/pyvenv.cfg"):
         return _virtual(tree, real, names)
@@ -148,14 +148,7 @@ def _pythons(tree: Tree, lib: str) -> list[tuple[str, str]]:
 
 def _real(tree: Tree, sites: list[str]) -> list[str]:
     """Resolve links and leave repetitions out: lib64 is often a link to lib."""
-    return list(dict.fromkeys(_resolved(tree, site) for site in sites))
-
-
-def _resolved(tree: Tree, path: str) -> str:
-    try:
-        return tree.real(path)
-    except OSError:
-        return path.rstrip("/") or "/"
+    return list(dict.fromkeys(tree.resolved(site) for site in sites))
 
 
 def _order(version: str) -> tuple[int, ...]:

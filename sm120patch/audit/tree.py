@@ -71,6 +71,13 @@ class Tree(NamedTuple):
             left += _parts(target)
         return "/" + "/".join(done)
 
+    def resolved(self, path: str) -> str:
+        """Resolve every link of a path as `real` does; one that leads nowhere stays as it is."""
+        try:
+            return self.real(path)
+        except OSError:
+            return path.rstrip("/") or "/"
+
     def open_directory(self, real: str) -> int:
         """Open a directory whose path has no links; one that has (by now) raises OSError."""
         if self.is_host:

@@ -25,11 +25,11 @@ from sm120patch.audit.hashing import Hasher
 from sm120patch.audit.mounts import mounts
 from sm120patch.audit.places import Place
 from sm120patch.audit.statcache import StatCache
+from sm120patch.audit.surroundings import Surroundings
 from sm120patch.audit.tree import Tree
 from sm120patch.catalogue import Catalogue
 from sm120patch.errors import HostError, Sm120PatchError, UsageError
 from sm120patch.evidence import Evidence
-from sm120patch.operations.surroundings import Surroundings, real
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf
@@ -156,13 +156,13 @@ def _named(tree: Tree, scope: Scope) -> Place:
 
 def _at(tree: Tree, path: str) -> Place | None:
     """What a search would have found there: an environment, or a checkout that nobody installed."""
-    return places.of_prefix(tree, path) or places.of_checkout(tree, real(tree, path))
+    return places.of_prefix(tree, path) or places.of_checkout(tree, tree.resolved(path))
 
 
 def _prefix_of(tree: Tree, python: str) -> str:
     """Prefix that an interpreter belongs to: links are followed unless it is a virtual one."""
     path = python if not tree.is_host else str(Path(python).absolute())
-    for spelling in (path, real(tree, path)):
+    for spelling in (path, tree.resolved(path)):
         prefix = spelling.rpartition("/")[0].rpartition("/")[0] or "/"
         if tree.is_file(f"{prefix}/pyvenv.cfg"):
             return prefix
@@ -213,7 +213,7 @@ class _Seen:
         return report._replace(packages=packages)
 
     def _same(self, package: PackageReport, examined: Examined, prefix: str) -> Iterator[str]:
-        where = f"{real(self._tree, package.root)}:{package.target}"
+        where = f"{self._tree.resolved(package.root)}:{package.target}"
         first = self._roots.setdefault(where, prefix)
         if first != prefix:
             yield first

@@ -89,9 +89,9 @@ class Surroundings:
         """Where a library that is gone matters: anywhere, or in what belongs to one environment."""
         if not self._named:
             return ["/"]
-        roots = [real(self._tree, p.root) for e in reports for p in e.packages]
+        roots = [self._tree.resolved(p.root) for e in reports for p in e.packages]
         home = self._environ.get("HOME")
-        return [*roots, *([f"{real(self._tree, home)}/.cache"] if home else [])]
+        return [*roots, *([f"{self._tree.resolved(home)}/.cache"] if home else [])]
 
     def _asked(self, versions: Mapping[str, str]) -> dict[str, set[str]]:
         key = tuple(sorted(versions.items()))
@@ -128,12 +128,4 @@ def _user_sites(reports: list[EnvironmentReport]) -> Iterator[Finding]:
 
 
 def _real_paths(tree: Tree, paths: list[str]) -> list[str]:
-    return list(dict.fromkeys(real(tree, path) for path in paths if tree.is_dir(path)))
-
-
-def real(tree: Tree, path: str) -> str:
-    """Resolve every link of a path; one that leads nowhere is returned as it is."""
-    try:
-        return tree.real(path)
-    except OSError:
-        return path
+    return list(dict.fromkeys(tree.resolved(path) for path in paths if tree.is_dir(path)))
