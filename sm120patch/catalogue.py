@@ -101,11 +101,6 @@ class Catalogue(NamedTuple):
             visit(set_id)
         return tuple(order)
 
-    def dependents(self, set_id: str) -> tuple[str, ...]:
-        """Return every other set whose closure holds `set_id`, sorted."""
-        self.get(set_id)
-        return tuple(n for n in self.ids if n != set_id and set_id in self.closure([n]))
-
 
 # --- loading -----------------------------------------------------------------------------------
 

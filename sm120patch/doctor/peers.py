@@ -9,7 +9,6 @@ from sm120patch.doctor.checks import Check, Status
 from sm120patch.doctor.readings import Readings
 from sm120patch.doctor.topology import Slot, Topology, Way
 
-_TURNS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4}
 _ONE_SHOT = {2: None, 4: 120, 8: 48}
 """GPUs -> kilobytes up to which one-shot kernels were reported to win; None: no report."""
 

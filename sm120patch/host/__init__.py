@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm120patch.host.machine import Gpu, Host, Link, describe, machine_identity, probe
+from sm120patch.host.machine import Gpu, Host, Link, describe, probe
 from sm120patch.host.processes import (
     Listener,
     LiveProcess,
@@ -25,7 +25,6 @@ __all__ = [
     "describe",
     "gone_libraries",
     "listening_pid",
-    "machine_identity",
     "mapping_libraries",
     "probe",
     "processes_using",

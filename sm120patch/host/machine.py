@@ -42,7 +42,7 @@ class Host(NamedTuple):
 
     machine_id: str
     machine_id_source: str
-    """`machine-id`, `dmi`, `gpus` or `hostname`: see `machine_identity`."""
+    """`machine-id`, `dmi`, `gpus` or `hostname`: see `identify`."""
     gpus: tuple[Gpu, ...]
     links: tuple[Link, ...]
     driver: str | None
@@ -110,11 +110,6 @@ def assemble(facts: Mapping[str, Any], identity: tuple[str, str], *, virtual: bo
         reason=facts["reason"],
         virtual=virtual,
     )
-
-
-def machine_identity(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> tuple[str, str]:
-    """Do what `identify` does for the GPUs of a host."""
-    return identify([gpu.uuid for gpu in gpus], root)
 
 
 def identify(uuids: Sequence[str], root: Path = Path("/")) -> tuple[str, str]:

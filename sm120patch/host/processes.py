@@ -301,11 +301,6 @@ def _gpu_holders() -> dict[int, str]:
     return {pid: f"holds {', '.join(names)}" for pid, names in gpus.items()}
 
 
-def _mapped_files(pid: int) -> frozenset[str]:
-    """Files that a process maps; empty when it may not be read or is gone."""
-    return _mapped(_proc(pid, "maps"))
-
-
 def _mapped(maps: bytes) -> frozenset[str]:
     lines = maps.decode("utf-8", "surrogateescape").splitlines()
     return frozenset(fields[5] for line in lines if len(fields := line.split(None, 5)) == 6)

@@ -47,11 +47,6 @@ def info_seen(engagement: Sequence[Engagement], info: Mapping[str, object]) -> l
     return seen
 
 
-def info_failures(engagement: Sequence[Engagement], info: Mapping[str, object]) -> list[str]:
-    """Fields of `/server_info` that do not have the value the patch sets demand."""
-    return failures(info_seen(engagement, info))
-
-
 def failures(seen: Sequence[Seen]) -> list[str]:
     """What did not hold, in words."""
     return [item.found for item in seen if not item.ok]
@@ -62,7 +57,7 @@ def engaged_baseline(engagement: Sequence[Engagement], info: Mapping[str, object
     return [
         f"{path} = {value!r}"
         for probe in engagement
-        if probe.server_info and not info_failures([probe], info)
+        if probe.server_info and not failures(info_seen([probe], info))
         for path, value in probe.server_info.items()
     ]
 
@@ -91,11 +86,6 @@ def log_seen(engagement: Sequence[Engagement], log: Path, offset: int = 0) -> li
         else Seen(f"not in the log: /{text}/", "the log does not say it", True)
         for text in banned
     ]
-
-
-def log_failures(engagement: Sequence[Engagement], log: Path, offset: int = 0) -> list[str]:
-    """Log probes that do not hold in the part of the log after `offset`."""
-    return failures(log_seen(engagement, log, offset))
 
 
 def process_seen(

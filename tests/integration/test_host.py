@@ -18,14 +18,13 @@ from sm120patch.host import (
     Link,
     describe,
     listening_pid,
-    machine_identity,
     nvml,
     probe,
     processes,
     processes_using,
     running_sglang_servers,
 )
-from sm120patch.host.machine import in_container
+from sm120patch.host.machine import identify, in_container
 from sm120patch.redaction import redact_arguments, redact_environment, redact_output, redact_text
 from tests.support.environments import create_venv
 
@@ -147,15 +146,15 @@ def test_capabilities_are_listed_once() -> None:
 def test_the_machine_id_of_an_image_is_not_the_machine(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/machine-id").write_text("abc\n")
-    assert machine_identity((), tmp_path) == ("abc", "machine-id")
+    assert identify([], tmp_path) == ("abc", "machine-id")
     (tmp_path / ".dockerenv").touch()
     assert in_container(tmp_path)
-    assert machine_identity((), tmp_path) == (socket.gethostname(), "hostname")
-    by_gpu, source = machine_identity((gpu(1), gpu(0)), tmp_path)
-    assert source == "gpus" and by_gpu == machine_identity((gpu(0), gpu(1)), tmp_path)[0]
+    assert identify([], tmp_path) == (socket.gethostname(), "hostname")
+    by_gpu, source = identify(["b", "a"], tmp_path)
+    assert source == "gpus" and by_gpu == identify(["a", "b"], tmp_path)[0]
     (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
     (tmp_path / "sys/class/dmi/id/product_uuid").write_text("4C4C4544\n")
-    assert machine_identity((gpu(0),), tmp_path) == ("4C4C4544", "dmi")
+    assert identify(["a"], tmp_path) == ("4C4C4544", "dmi")
 
 
 @pytest.mark.parametrize(

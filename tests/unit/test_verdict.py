@@ -8,7 +8,7 @@ from sm120patch.model import Goal
 from sm120patch.verify.answers import Answer, Examination, flaw_of
 from sm120patch.verify.correctness import judge
 from sm120patch.verify.effect import Interval
-from sm120patch.verify.engagement import engaged_baseline, info_failures, log_failures
+from sm120patch.verify.engagement import engaged_baseline, failures, info_seen, log_seen
 from sm120patch.verify.probes import probes
 from sm120patch.verify.verdict import Findings, Verdict, collapsed, decide, describe
 from tests.support.simulated import ENGAGEMENT
@@ -213,10 +213,10 @@ def test_text_that_is_no_text(text, flawed):
 
 
 def test_every_field_must_have_its_value():
-    assert info_failures([ENGAGEMENT], {"enable_flashinfer_allreduce_fusion": True}) == []
+    assert failures(info_seen([ENGAGEMENT], {"enable_flashinfer_allreduce_fusion": True})) == []
     for info in ({}, {"enable_flashinfer_allreduce_fusion": False},
                  {"enable_flashinfer_allreduce_fusion": 1}):  # fmt: skip
-        assert len(info_failures([ENGAGEMENT], info)) == 1
+        assert len(failures(info_seen([ENGAGEMENT], info))) == 1
 
 
 def test_a_baseline_that_looks_patched_is_noticed():
@@ -226,19 +226,19 @@ def test_a_baseline_that_looks_patched_is_noticed():
 
 def test_dots_descend_into_tables_and_lists():
     probe = ENGAGEMENT._replace(server_info={"internal_states.0.fusion": "trtllm"})
-    assert info_failures([probe], {"internal_states": [{"fusion": "trtllm"}]}) == []
-    assert info_failures([probe], {"internal_states": []})
+    assert failures(info_seen([probe], {"internal_states": [{"fusion": "trtllm"}]})) == []
+    assert failures(info_seen([probe], {"internal_states": []}))
 
 
 def test_the_log_must_say_one_thing_and_must_not_say_another(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("old: falling back to standard implementation\n")
     offset = log.stat().st_size
-    assert "never says" in log_failures([ENGAGEMENT], log, offset)[0]
+    assert "never says" in failures(log_seen([ENGAGEMENT], log, offset))[0]
     with log.open("a") as stream:
         stream.write("[TP0] FlashInfer workspace initialized for rank 0, world_size 2\n")
-    assert log_failures([ENGAGEMENT], log, offset) == []
+    assert failures(log_seen([ENGAGEMENT], log, offset)) == []
     with log.open("ab") as stream:
         stream.write(b"\xff\xfe falling back to standard implementation\n")
-    assert "the log says" in log_failures([ENGAGEMENT], log, offset)[0]
-    assert "never says" in log_failures([ENGAGEMENT], tmp_path / "missing.log")[0]
+    assert "the log says" in failures(log_seen([ENGAGEMENT], log, offset))[0]
+    assert "never says" in failures(log_seen([ENGAGEMENT], tmp_path / "missing.log"))[0]
