@@ -46,6 +46,7 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
+_PLAIN = re.compile(r"[\w.-]+")
 _SCHEME = re.compile(r"(?:Bearer|Basic|Digest|Token|ApiKey)[ \t]+", re.IGNORECASE)
 _WORD = re.compile(r"\S+")
 _QUOTE = re.compile(r"""\\*["']""")
@@ -154,11 +155,16 @@ def _arguments(arguments: Sequence[str]) -> Iterator[str]:
         name, equals, value = argument.partition("=")
         if hide_next and not _OPTION.match(argument):
             yield argument if _PLACEHOLDER.fullmatch(argument) else REDACTED
-        elif equals and is_secret_name(name.lstrip("-")) and not _PLACEHOLDER.fullmatch(value):
+        elif _given(name, equals) and not _PLACEHOLDER.fullmatch(value):
             yield f"{name}={REDACTED}"
         else:
             yield redact_text(argument)
         hide_next = argument.startswith("-") and not equals and is_secret_name(argument)
+
+
+def _given(name: str, equals: str) -> bool:
+    """Tell whether `name=` gives a secret: of `X-Secret: abc=` all before the `=` is no name."""
+    return bool(equals and _PLAIN.fullmatch(name)) and is_secret_name(name.lstrip("-"))
 
 
 def redact_environment(environ: Mapping[str, str]) -> dict[str, str]:
