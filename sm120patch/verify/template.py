@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from sm120patch.redaction import is_secret, is_secret_name
+from sm120patch.redaction import REDACTED, is_secret, redact_arguments
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, UNSET_MODEL
 
 _GENERIC = ("{python}", "-m", "sglang.launch_server", "--model-path", UNSET_MODEL,
@@ -103,10 +103,12 @@ def template(
 
 
 def _command(command: Sequence[str]) -> tuple[list[str], bool]:
+    """Words of the profile's command for those of a server, and whether a secret was among them."""
     words: list[str] = []
     secret = False
     previous = ""
-    for index, word in enumerate(command):
+    # Those of a running server come without their secrets already.
+    for index, (word, shown) in enumerate(zip(command, redact_arguments(command), strict=True)):
         name, equals, _ = word.partition("=")
         if index == 0 and re.fullmatch(r"python[0-9.]*", word.rpartition("/")[2]):
             words.append("{python}")
@@ -114,14 +116,9 @@ def _command(command: Sequence[str]) -> tuple[list[str], bool]:
             words.append("{port}")
         elif equals and name == "--port":
             words.append("--port={port}")
-        elif previous.startswith("-") and "=" not in previous and is_secret_name(previous):
-            words.append("{api_key}")
-            secret = True
-        elif equals and name.startswith("-") and is_secret_name(name):
-            words.append(f"{name}={{api_key}}")
-            secret = True
-        elif is_secret("", word):
-            words.append("{api_key}")
+        elif REDACTED in shown:
+            option = f"{name}=" if equals and name.startswith("-") else ""
+            words.append(f"{option}{{api_key}}")
             secret = True
         else:
             words.append(word)

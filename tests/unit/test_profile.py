@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sm120patch.errors import UsageError
 from sm120patch.model import EvidenceKind, VerificationPolicy
 from sm120patch.plan import Launch
-from sm120patch.redaction import is_secret_name, redact_arguments
+from sm120patch.redaction import is_secret_name, redact_arguments, redact_environment
 from sm120patch.verify.commandline import Arm, adds_nothing, arms, strip_options
 from sm120patch.verify.profile import DEFAULT_WORKLOADS, Profile, load, parse
 from sm120patch.verify.schedule import Schedule, estimate, schedule_for, style_for
@@ -164,6 +165,8 @@ def test_the_template_of_a_running_server_keeps_its_words_and_drops_its_secrets(
     text = template(command, environ, cwd="/srv", user="sglang", home="/home/sglang")
     for secret in ("topsecret", "hunter2", "hf_abcdef"):
         assert secret not in text
+    hidden = redact_arguments(command), redact_environment(environ)
+    assert template(*hidden, cwd="/srv", user="sglang", home="/home/sglang") == text
     profile = read(text)
     words = profile.server.command
     assert words[0] == "{python}" and profile.server.port == 31000
@@ -177,7 +180,8 @@ def test_the_template_of_a_running_server_keeps_its_words_and_drops_its_secrets(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.text(max_size=20), max_size=8),
+    # A word that is a placeholder of nobody's is a fault of a profile, wherever it comes from.
+    st.lists(st.text(max_size=20).filter(lambda w: not re.search(r"\{[a-z_]+\}", w)), max_size=8),
     st.dictionaries(st.text(max_size=8).map("SGLANG_".__add__), st.text(max_size=20), max_size=4),
 )
 def test_the_template_of_any_command_line_loads(words, environ):
