@@ -26,7 +26,7 @@ _SHOWN = 20
 _NAMES = frozenset((".git", "__pycache__", "node_modules", ".snapshot", ".snapshots", "lost+found"))
 """Directories that hold no environment whatever is above them."""
 _PLACES = frozenset((
-    "/proc", "/sys", "/dev", "/boot", "/usr/share", "/usr/include", "/usr/src", "/usr/bin",
+    "/proc", "/sys", "/dev", "/boot", "/usr/share", "/usr/include", "/usr/bin",
     "/usr/sbin", "/usr/libexec", "/var/log", "/var/cache", "/var/spool", "/var/mail",
     "/var/lib/dpkg", "/var/lib/apt", "/var/lib/rpm", "/etc/ssl", "/etc/alternatives",
     "/lib/modules", "/usr/lib/modules", "/lib/firmware", "/usr/lib/firmware",
@@ -41,6 +41,11 @@ _ENGINES = {
 }
 """Other file systems in directories: the same files many times. `--root` looks into one."""
 _CACHES = (".cache/uv", ".cache/pip")
+_CACHED = ("archive-v", "environments-v")
+"""Directories in uv's cache that hold environments (of `uvx`, `uv run`) begin like this."""
+_KERNEL_SOURCES = "/usr/src/linux"
+_VENV = frozenset(("bin", "lib", "lib64", "include", "share", "etc", "man"))
+"""What is in every virtual environment; what else is there somebody has put beside it."""
 _PACKAGES = frozenset(IMPORT_NAMES.values())
 
 
@@ -159,11 +164,12 @@ class Search:
         return [path for path, mount in self.mounts.items() if mount.kind in NETWORK]
 
     def _enqueue(self, path: str, name: str, depth: int, queue: deque[tuple[str, int]]) -> None:
-        if name in _NAMES or path in _PLACES:
+        if name in _NAMES or path in _PLACES or path.startswith(_KERNEL_SOURCES):
             return
         if path.endswith(_CACHES):
             if path.endswith("/uv"):
                 self.installer_caches.append(path)
+                queue.extend((environment, depth + 1) for environment in self._cached(path))
             return
         mount = self.mounts.get(self.tree.outside(path))
         reason = _ENGINES.get(path) if self.tree.is_host else None
@@ -178,6 +184,14 @@ class Search:
         else:
             queue.append((path, depth + 1))
 
+    def _cached(self, cache: str) -> Iterator[str]:
+        """Environments that uv keeps in its cache, beside the packages there."""
+        for shelf in filter(lambda name: name.startswith(_CACHED), self.tree.names(cache)):
+            for name, kind in self.tree.entries(f"{cache}/{shelf}"):
+                place = f"{cache}/{shelf}/{name}"
+                if kind == "d" and self.tree.is_file(f"{place}/pyvenv.cfg"):
+                    yield place
+
     def _missed(self, path: str, reason: str) -> None:
         if len(self.unfinished) < _SHOWN:
             self.unfinished.append(Skipped(path, reason))
@@ -188,7 +202,7 @@ class Search:
 def _children(directory: str, names: set[str], found: Place | None) -> set[str] | None:
     """Which directories to go on into; None: all of them."""
     if found is None:
-        if directory in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
+        if directory in ("/usr/lib", "/usr/lib64"):
             return {name for name in names if name.startswith("python3")}
         if directory.rpartition("/")[2].startswith("python3") and "os.py" in names:
             return set(places.SITES)  # A standard library.
@@ -198,6 +212,8 @@ def _children(directory: str, names: set[str], found: Place | None) -> set[str] 
     if found.kind == "directory" and directory.rpartition("/")[2] not in places.SITES:
         # Packages may have been put into any directory, beside anything.
         return {n for n in names if n not in _PACKAGES and not n.endswith("-info")}
+    if found.kind in ("venv", "uv-tool", "pipx") and directory == found.prefix:
+        return names - _VENV  # A whole project, or a home, may lie in its environment.
     return set() if found.kind != "checkout" else None
 
 

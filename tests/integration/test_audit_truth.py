@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sm120patch.audit.discovery import Search
+from sm120patch.audit.tree import Tree
 from tests.support.audited import FILES, SED_A, sh
 from tests.support.catalogue import A, B
 from tests.support.command import run
@@ -75,6 +77,27 @@ def test_a_copy_that_start_up_code_puts_first_is_the_one_that_is_judged(
     assert "'one'" in (other / A).read_text()
     (environment,) = place.run("audit").result["environments"]
     assert {p["root"] for p in environment["packages"] if p["target"] == "sglang"} == {str(other)}
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "/usr/src/app/.venv",
+        "/usr/local/lib/app/venv",
+        "/srv/project/inner/.venv",  # the project is an environment itself
+        "/root/.cache/uv/archive-v0/Xy-1",
+        "/root/.cache/uv/environments-v2/serve-0123",
+    ],
+)
+def test_an_environment_is_found_where_people_have_them(tmp_path: Path, prefix: str) -> None:
+    for path in ("/srv/project", prefix):
+        outside = tmp_path / path.lstrip("/")
+        install_fake(outside / "lib/python3.11/site-packages", "sglang", "1.0", FILES["sglang"])
+        (outside / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
+    (tmp_path / "usr/src/linux-headers-6.1/venv").mkdir(parents=True)
+    search = Search(Tree.at(tmp_path))
+    assert {p.prefix for p in search.places()} == {"/srv/project", prefix}
+    assert search.installer_caches == (["/root/.cache/uv"] if "/uv/" in prefix else [])
 
 
 # --- servers ------------------------------------------------------------------------------------
