@@ -12,19 +12,21 @@ from sm120patch.cli.common import command_line, warn_of_running
 from sm120patch.cli.options import (
     environment_options,
     gpu_option,
+    offline_option,
+    pass_output,
+    pristine_option,
     running_option,
     sets_argument,
+    shelf_for,
+    wheel_dir_option,
     with_option,
 )
 from sm120patch.cli.output import Output
-from sm120patch.cli.releases import offline_option, pristine_option, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.operations.adopting import Adoption
-
-pass_output = click.make_pass_decorator(Output)
 
 
 @click.command()

@@ -12,7 +12,7 @@ import click
 
 from sm120patch.cli.common import command_line, note_fault
 from sm120patch.cli.exporting import export_options
-from sm120patch.cli.options import catalogue_options, output_option
+from sm120patch.cli.options import catalogue_options, output_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sm120patch.audit.findings import HostReport
     from sm120patch.catalogue import Catalogue, Places
     from sm120patch.operations.fixing import Fixed
-
-pass_output = click.make_pass_decorator(Output)
 
 KINDS = (
     "foreign", "by-hand", "missing", "added", "unreadable", "record", "lost", "drifted",

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import catalogue_options, output_option, sets_argument
+from sm120patch.cli.options import (
+    catalogue_options,
+    offline_option,
+    output_option,
+    pass_output,
+    sets_argument,
+    shelf_for,
+    wheel_dir_option,
+)
 from sm120patch.cli.output import Output
-from sm120patch.cli.releases import offline_option, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.operations.authoring import Begun, Finished
-
-pass_output = click.make_pass_decorator(Output)
 directory = click.Path(path_type=Path, file_okay=False)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import environment_options, sets_argument
+from sm120patch.cli.options import environment_options, pass_output, sets_argument
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sm120patch.caches.stock import Stored
     from sm120patch.catalogue import Places
     from sm120patch.operations.caching import Survey, Touched
-
-pass_output = click.make_pass_decorator(Output)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

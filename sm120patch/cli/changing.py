@@ -1,4 +1,4 @@
-"""Commands that change an environment: apply, verify, revert, recover, init."""
+"""Commands that change an environment: apply, verify, revert."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from sm120patch.cli.compiling import ahead_for, compile_options, profile_for
 from sm120patch.cli.options import (
     environment_options,
     gpu_option,
-    output_option,
+    pass_output,
+    profile_option,
     running_option,
     sets_argument,
+    time_option,
     with_option,
 )
 from sm120patch.cli.output import Output
@@ -31,21 +33,11 @@ if TYPE_CHECKING:
     from sm120patch.plan import Plan
     from sm120patch.verify.profile import Profile
 
-pass_output = click.make_pass_decorator(Output)
-profile_option = click.option(
-    "--profile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Verification profile (default: ./sm120patch.toml; see `init`).",
-)
 goal_option = click.option(
     "--goal",
     type=click.Choice(["speed", "no-regression"]),
     help="Demand more or less than the manifest does.",
 )
-time_option = click.option(
-    "--max-time", type=click.FloatRange(min=1), metavar="SECONDS", help="Bound the verification."
-)
-
 expect_option = click.option(
     "--expect", metavar="DIGEST", help="Refuse any plan but the one of this digest."
 )
@@ -277,104 +269,6 @@ def revert(
     return _report(output, site, changing.revert(site, plan, command=command_line()))
 
 
-@click.command()
-@click.option(
-    "--keep-foreign",
-    is_flag=True,
-    help="Leave files that something else changed meanwhile as they are, and settle the rest.",
-)
-@click.option(
-    "--lost-ledger",
-    is_flag=True,
-    help="The ledger is gone or damaged: put upstream's content back into every file of ours.",
-)
-@environment_options
-@pass_output
-def recover(
-    output: Output,
-    keep_foreign: bool,
-    lost_ledger: bool,
-    env: str | None,
-    python: str | None,
-    catalogue: Places,
-) -> int:
-    """Finish or undo a command that was interrupted (killed, power loss)."""
-    from sm120patch.operations import changing
-    from sm120patch.operations.site import open_site
-
-    site = open_site(env, python, catalogue=catalogue, tolerant=True)
-    if lost_ledger:
-        return _salvage(output, site)
-    result = changing.recover(site, keep_foreign=keep_foreign)
-    if result is None:
-        nothing: dict[str, object] = {
-            "outcome": "nothing",
-            "command": None,
-            "kept_foreign": [],
-            "restored": [],
-            "moved": None,
-        }
-        output.data(nothing, "nothing to recover")
-        return ExitCode.OK
-    text = f"{result.outcome}: {result.command}"
-    text += "".join(f"\nleft as found: {path}" for path in result.kept_foreign)
-    output.data(
-        {
-            "outcome": result.outcome,
-            "command": result.command,
-            "kept_foreign": list(result.kept_foreign),
-            "restored": [],
-            "moved": None,
-        },
-        text,
-    )
-    return ExitCode.OK
-
-
-def _salvage(output: Output, site: Site) -> int:
-    from sm120patch.operations.salvaging import salvage
-
-    found = salvage(site, command_line())
-    lines = [f"upstream's content is back: {path}" for path in found.restored]
-    lines += [f"left as found, not ours: {path}" for path in found.left]
-    lines += [f"the damaged ledger is now {found.moved}"] if found.moved else []
-    result: dict[str, object] = {
-        "outcome": "salvaged",
-        "command": None,
-        "kept_foreign": list(found.left),
-        "restored": list(found.restored),
-        "moved": None if found.moved is None else str(found.moved),
-    }
-    output.data(result, "\n".join(lines or ["no file holds a content of ours"]))
-    return ExitCode.OK
-
-
-@click.command()
-@click.option(
-    "--profile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("sm120patch.toml"),
-    show_default=True,
-    help="File to write.",
-)
-@click.option("--pid", type=int, help="Take the command line of this SGLang server.")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@output_option
-@pass_output
-def init(output: Output, profile: Path, pid: int | None, force: bool) -> int:
-    """Write a commented verification profile, from a running SGLang server if there is one.
-
-    Secrets of its command line and environment are never copied.
-    """
-    from sm120patch.operations.initialising import write_profile
-
-    result = write_profile(profile, pid=pid, force=force)
-    output.data(
-        {"path": str(result.path), "pid": result.pid, "servers": list(result.servers)}, result.text
-    )
-    return ExitCode.OK
-
-
 # --- shared ------------------------------------------------------------------------------------
 
 
@@ -463,4 +357,4 @@ def _report(output: Output, site: Site, change: Change) -> int:
     return code
 
 
-COMMANDS: tuple[click.Command, ...] = (apply, verify, revert, recover, init)
+COMMANDS: tuple[click.Command, ...] = (apply, verify, revert)

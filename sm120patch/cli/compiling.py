@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli.options import Command
 from sm120patch.cli.output import Output
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sm120patch.operations.site import Site
     from sm120patch.plan import Plan
     from sm120patch.verify.profile import Profile
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def compile_options(function: Command) -> Command:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import environment_options, gpu_option
+from sm120patch.cli.options import PROFILE, environment_options, gpu_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.operations.diagnosing import Diagnosis
     from sm120patch.operations.site import Site
-
-PROFILE = Path("sm120patch.toml")
 
 
 @click.command()
@@ -37,7 +35,7 @@ PROFILE = Path("sm120patch.toml")
 )
 @gpu_option
 @environment_options
-@click.make_pass_decorator(Output)
+@pass_output
 def doctor(
     output: Output,
     profile: Path | None,

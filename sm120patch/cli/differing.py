@@ -10,15 +10,19 @@ import click
 
 from sm120patch.cli import following
 from sm120patch.cli.common import note_fault
-from sm120patch.cli.options import environment_options
+from sm120patch.cli.options import (
+    environment_options,
+    offline_option,
+    pass_output,
+    pristine_option,
+    shelf_for,
+    wheel_dir_option,
+)
 from sm120patch.cli.output import Output
-from sm120patch.cli.releases import offline_option, pristine_option, shelf_for, wheel_dir_option
 from sm120patch.errors import ExitCode
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
-
-pass_output = click.make_pass_decorator(Output)
 
 
 @click.command()

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.changing import profile_option, time_option
-from sm120patch.cli.options import environment_options, running_option
+from sm120patch.cli.options import (
+    environment_options,
+    pass_output,
+    profile_option,
+    running_option,
+    time_option,
+)
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.operations.experimenting import Result
-
-pass_output = click.make_pass_decorator(Output)
 
 
 @click.command()

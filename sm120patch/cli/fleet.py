@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from sm120patch.cli.options import output_option
+from sm120patch.cli.options import output_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
-
-pass_output = click.make_pass_decorator(Output)
 
 
 @click.command("fleet-path")

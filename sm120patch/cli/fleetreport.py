@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import output_option
+from sm120patch.cli.options import output_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
@@ -93,7 +93,7 @@ KINDS = ("unequal", "unknown", "not-applied", "differs", "unexpected", "finding"
     help="Write one self-contained page.",
 )
 @output_option
-@click.make_pass_decorator(Output)
+@pass_output
 def fleet_report(
     output: Output,
     facts: tuple[Path, ...],

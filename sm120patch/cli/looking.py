@@ -12,19 +12,21 @@ from sm120patch.cli.options import (
     catalogue_options,
     environment_options,
     gpu_option,
+    offline_option,
     output_option,
+    pass_output,
     set_argument,
     sets_argument,
+    shelf_for,
+    wheel_dir_option,
     with_option,
 )
 from sm120patch.cli.output import Output, width
-from sm120patch.cli.releases import offline_option, plan_against, shelf_for, wheel_dir_option
+from sm120patch.cli.releases import plan_against
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
-
-pass_output = click.make_pass_decorator(Output)
 
 
 @click.command("list")

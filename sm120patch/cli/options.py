@@ -14,8 +14,36 @@ from sm120patch.cli.output import Output
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
+    from sm120patch.published import Shelf
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+PROFILE = Path("sm120patch.toml")
+"""Profile that counts where no other is named, and that `init` writes."""
+pass_output = click.make_pass_decorator(Output)
+profile_option = click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Verification profile (default: ./sm120patch.toml; see `init`).",
+)
+time_option = click.option(
+    "--max-time", type=click.FloatRange(min=1), metavar="SECONDS", help="Bound the verification."
+)
+wheel_dir_option = click.option(
+    "--wheel-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of published packages (default: ~/.cache/sm120patch/wheels).",
+)
+offline_option = click.option(
+    "--offline", is_flag=True, help="Download nothing; take what is in the wheel directory."
+)
+pristine_option = click.option(
+    "--pristine",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="Package (.whl, .tar.gz) or directory with upstream's files; may be repeated. It counts"
+    " only where RECORD's digests agree.",
+)
 
 
 def _choose_format(context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -144,3 +172,10 @@ def sets_argument(*, required: bool = True) -> Callable[[Command], Command]:
 def set_argument(function: Command) -> Command:
     """Add the argument `SET`."""
     return click.argument("set_id", metavar="SET", shell_complete=_complete_sets)(function)
+
+
+def shelf_for(output: Output, wheel_dir: Path | None, offline: bool) -> Shelf:
+    """Return the wheel directory that the options name."""
+    from sm120patch.published import Shelf, cache_directory
+
+    return Shelf(wheel_dir or cache_directory(os.environ), output.talk, offline)

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import gpu_option, output_option, sets_argument
+from sm120patch.cli.options import (
+    gpu_option,
+    offline_option,
+    output_option,
+    pass_output,
+    sets_argument,
+    shelf_for,
+    wheel_dir_option,
+)
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sm120patch.operations.site import Site
     from sm120patch.published import Shelf
-
-pass_output = click.make_pass_decorator(Output)
-wheel_dir_option = click.option(
-    "--wheel-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory of published packages (default: ~/.cache/sm120patch/wheels).",
-)
-offline_option = click.option(
-    "--offline", is_flag=True, help="Download nothing; take what is in the wheel directory."
-)
-
-pristine_option = click.option(
-    "--pristine",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True),
-    help="Package (.whl, .tar.gz) or directory with upstream's files; may be repeated. It counts"
-    " only where RECORD's digests agree.",
-)
-
-
-def shelf_for(output: Output, wheel_dir: Path | None, offline: bool) -> Shelf:
-    """Return the wheel directory that the options name."""
-    from sm120patch.published import Shelf, cache_directory
-
-    return Shelf(wheel_dir or cache_directory(os.environ), output.talk, offline)
 
 
 @click.command()

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import environment_options
+from sm120patch.cli.options import environment_options, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
 if TYPE_CHECKING:
     from sm120patch.catalogue import Places
     from sm120patch.report.view import Subject
-
-pass_output = click.make_pass_decorator(Output)
 
 
 @click.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sm120patch.cli.options import output_option
+from sm120patch.cli.options import output_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
@@ -20,7 +20,7 @@ from sm120patch.errors import ExitCode
     help="SSH key to sign with; a public one is enough where an agent holds the other half.",
 )
 @output_option
-@click.make_pass_decorator(Output)
+@pass_output
 def sign(output: Output, directory: Path, key: Path) -> int:
     """Sign a catalogue directory with an SSH key.
 
