@@ -6,7 +6,7 @@ well and costs a tenth of what `status` takes to import.
 
 from __future__ import annotations
 
-import ast
+import json
 import os
 import select
 import signal
@@ -79,8 +79,9 @@ class Question:
         text = self._output.rpartition(_BEGIN)[2].partition(_END)[0]
         whole = _END in self._output and len(text) <= MAX_ANSWER
         try:
-            answer = ast.literal_eval(text.decode("ascii")) if whole else None
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            facts = text.decode("utf-8", "surrogatepass")
+            answer = json.loads(facts, strict=False) if whole else None
+        except (ValueError, RecursionError, MemoryError):
             answer = None
         if isinstance(answer, dict):
             return answer

@@ -19,7 +19,7 @@ from sm120patch.environment import (
     verify_records,
     writable,
 )
-from sm120patch.environment.asking import ask
+from sm120patch.environment.asking import Question, ask
 from sm120patch.errors import HostError, UsageError
 from sm120patch.model import ABSENT, Obstacle, sha256_hex
 from tests.support.environments import commit_all, create_venv, install_editable, install_fake
@@ -229,6 +229,17 @@ def test_an_import_hook_that_fails_is_reported(prefix: Path, site: Path) -> None
     assert "ZeroDivisionError" in discover(python_of(prefix)).missing["sglang"]
 
 
+def test_a_package_that_a_start_up_file_has_imported_is_where_it_was_found(
+    prefix: Path, site: Path
+) -> None:
+    (site / "early.pth").write_text(
+        "import sys, types, importlib.machinery as m;"
+        " sys.modules['sglang'] = types.ModuleType('s');"
+        " sys.modules['sglang'].__spec__ = m.ModuleSpec('sglang', None, origin='elsewhere')\n"
+    )
+    assert "sglang" in discover(python_of(prefix)).missing
+
+
 def test_a_second_copy_on_the_path_is_reported_and_the_imported_one_taken(
     prefix: Path, site: Path, tmp_path: Path
 ) -> None:
@@ -258,6 +269,29 @@ def test_a_package_without_metadata_has_no_version(prefix: Path, site: Path) -> 
 def test_garbage_metadata_names_no_version(prefix: Path, site: Path, text: bytes) -> None:
     (site / "sglang-0.5.9.dist-info" / "METADATA").write_bytes(text)
     assert "names no version" in discover(python_of(prefix)).missing["sglang"]
+
+
+@pytest.mark.parametrize(
+    "name", ['with "quotes" and \\', "line\nfeed\ttab", os.fsdecode(b"\xffx"), "ß😀"]
+)
+def test_names_of_directories_come_back_as_they_are(tmp_path: Path, name: str) -> None:
+    site = create_venv(tmp_path / "env")
+    install_fake(site, "sglang", "1.0", {"sglang/__init__.py": b""})
+    renamed = (tmp_path / "env").rename(tmp_path / name)
+    found = discover(python_of(renamed))
+    assert found.prefix == renamed
+    assert found.installations["sglang"].root == renamed / site.relative_to(tmp_path / "env")
+
+
+@pytest.mark.parametrize("python", sorted({sys.executable, "/usr/bin/python3"}))
+def test_site_directories_are_those_of_sysconfig(python: str) -> None:
+    if not Path(python).exists():
+        pytest.skip(f"{python} is not there")
+    question = "import sysconfig; p = sysconfig.get_paths(); print([p['purelib'], p['platlib']])"
+    done = subprocess.run(
+        [python, "-I", "-c", question], capture_output=True, text=True, check=True
+    )
+    assert str(Question(Path(python), []).answer()["site"]) == done.stdout.strip()
 
 
 def test_the_system_python_is_an_environment_as_well(tmp_path: Path) -> None:
