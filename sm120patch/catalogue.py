@@ -6,7 +6,6 @@ versions is told by `variants`, whose functions can be had from here.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -323,6 +322,8 @@ def _added_faults(variant: Variant) -> list[str]:
     """List what keeps a file that is added from being read by what it is for."""
     try:
         if variant.path.endswith(".py"):
+            import ast
+
             ast.parse(variant.data)
         else:
             json.loads(variant.data)

@@ -16,7 +16,7 @@ from sm120patch.audit.tree import Tree
 if TYPE_CHECKING:
     from sm120patch.audit.examine import Examined
     from sm120patch.audit.layout import Copy
-    from sm120patch.host import LiveProcess, ServerProcess
+    from sm120patch.host.processes import LiveProcess, ServerProcess
 
 _QUIET = frozenset((FileState.MISSING, FileState.UNREADABLE))
 """Files that have no time to compare with."""
@@ -34,9 +34,11 @@ class Live(NamedTuple):
 
 def look() -> Live:
     """Look at all processes once."""
-    from sm120patch import host
+    from sm120patch.host import processes
 
-    return Live(host.running_sglang_servers(), host.gone_libraries(("sglang", "flashinfer")))
+    return Live(
+        processes.running_sglang_servers(), processes.gone_libraries(("sglang", "flashinfer"))
+    )
 
 
 def in_environment(live: Live, examined: Examined) -> Iterator[Finding]:
@@ -105,7 +107,7 @@ def _belongs(server: ServerProcess, report: EnvironmentReport, roots: Sequence[s
     """Tell whether a server was started with the environment's Python, or imports from it."""
     if not _sees(server.pid, report.prefix):
         return False
-    from sm120patch.host import programs_of
+    from sm120patch.host.processes import programs_of
 
     names = (report.prefix, *report.names)
     programs = list(programs_of(server.pid, server.cmdline))

@@ -11,7 +11,8 @@ from sm120patch.cli.options import Command
 from sm120patch.cli.output import Output
 
 if TYPE_CHECKING:
-    from sm120patch.operations.changing import Ahead, Demands
+    from sm120patch.operations.changing import Demands
+    from sm120patch.operations.compiling import Ahead
     from sm120patch.operations.site import Site
     from sm120patch.plan import Plan
     from sm120patch.verify.profile import Profile
@@ -54,7 +55,7 @@ def ahead_for(
 
     command = changing.preview(plan, profile, demands).patched if profile else None
     settings = compiling.settings_for(capability, timeout, profile, command)
-    return changing.Ahead(site, settings, output.talk)
+    return compiling.Ahead(site, settings, output.talk)
 
 
 def profile_for(site: Site, path: Path | None, chosen: Profile | None) -> Profile | None:

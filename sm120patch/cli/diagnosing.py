@@ -73,7 +73,7 @@ def _site(env: str | None, python: str | None, catalogue: Places) -> tuple[Site 
 
 def _show(output: Output, found: Diagnosis) -> int:
     from sm120patch.doctor import render
-    from sm120patch.host import describe
+    from sm120patch.host.machine import describe
 
     code = ExitCode.OK if found.clean else ExitCode.FINDINGS
     output.data(

@@ -7,7 +7,6 @@ as the one that named it.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 
 Given = tuple[tuple[str, str], ...]
@@ -57,7 +56,11 @@ def command(text: str, options: Given) -> str:
         named |= set(_ENVIRONMENT)
     added = [w for name, value in options if name in taken and name not in named
              for w in (name, value)]  # fmt: skip
-    return f"{text} {shlex.join(added)}" if added else text
+    if not added:
+        return text
+    import shlex
+
+    return f"{text} {shlex.join(added)}"
 
 
 def prose(text: str, options: Given) -> str:

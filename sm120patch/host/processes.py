@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from sm120patch.environment import child
 from sm120patch.host import nvml
-from sm120patch.redaction import redact_arguments, redact_environment
 
 SGLANG_DEFAULT_PORT = 30000
 
@@ -108,7 +107,14 @@ def _live(
     reasons = [reason for reason in why if reason]
     if not reasons:
         return None
-    return LiveProcess(pid, started, redact_arguments(command), "; ".join(reasons))
+    return LiveProcess(pid, started, _shown(command), "; ".join(reasons))
+
+
+def _shown(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command without its secrets."""
+    from sm120patch.redaction import redact_arguments  # loads what most looks never need
+
+    return redact_arguments(command)
 
 
 def _ancestry(pid: int) -> list[int]:
@@ -194,7 +200,7 @@ def _libraries(
             continue
         for path in sorted(_mapped(maps)):
             if wanted(path) and ".so" in Path(path).name:
-                command = redact_arguments(_words(_proc(pid, "cmdline")))
+                command = _shown(_words(_proc(pid, "cmdline")))
                 live = LiveProcess(pid, _started(pid) or 0.0, command, f"maps {path}")
                 found.append((live, path))
     return tuple(found)
@@ -264,6 +270,8 @@ def port_of(command: Sequence[str]) -> int:
 
 
 def _server(pid: int, pythons: Iterable[int]) -> ServerProcess | None:
+    from sm120patch.redaction import redact_environment
+
     command, started = _words(_proc(pid, "cmdline")), _started(pid)
     if not command or started is None:
         return None  # gone meanwhile
@@ -277,7 +285,7 @@ def _server(pid: int, pythons: Iterable[int]) -> ServerProcess | None:
     return ServerProcess(
         pid=pid,
         create_time=started,
-        cmdline=redact_arguments(command),
+        cmdline=_shown(command),
         environ=environ,
         cwd=cwd,
         username=user,

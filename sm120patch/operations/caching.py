@@ -158,9 +158,9 @@ def _touched(entry: Entry, scope: CacheScope) -> Touched:
 
 
 def _users(places: Iterable[tuple[Kind, Path]]) -> tuple[User, ...]:
-    from sm120patch import host
+    from sm120patch.host import processes
 
-    found = host.mapping_libraries([path for _, path in places])
+    found = processes.mapping_libraries([path for _, path in places])
     return tuple(
         User(
             pid=process.pid,

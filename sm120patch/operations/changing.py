@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import recovery, transaction
@@ -17,11 +16,10 @@ from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
 from sm120patch.operations import guarding, inspecting, planning, salvaging, staging
 from sm120patch.operations.site import Site
-from sm120patch.plan import History, Plan
+from sm120patch.plan import Plan
 from sm120patch.planner import Request
 
 if TYPE_CHECKING:  # what measures and what compiles is loaded where it is done
-    from sm120patch.compiling.running import Say
     from sm120patch.operations import compiling, verifying
     from sm120patch.verify.commandline import Arms
     from sm120patch.verify.profile import Profile
@@ -39,30 +37,6 @@ class Demands(NamedTuple):
     def of(cls, goal: str | None, max_time: float | None) -> Demands:
         """Build from the words of the command line."""
         return cls(None if goal is None else Goal(goal), max_time)
-
-
-@dataclass
-class Ahead:
-    """Compiles what the sets on disk want to have compiled, once they are there."""
-
-    site: Site
-    settings: compiling.Settings
-    say: Say
-    compiled: tuple[compiling.Compiled, ...] = ()
-
-    def prepare(self, history: History) -> None:
-        """Refuse before the first write what could only fail later."""
-        from sm120patch.operations import compiling
-
-        compiling.prepare(self.site, compiling.duties(self.site, history), self.settings)
-
-    def __call__(self, history: History) -> list[dict[str, object]]:
-        """Compile what `history`, which is on disk now, asks for; tell what, for the ledger."""
-        from sm120patch.operations import compiling
-
-        wanted = compiling.duties(self.site, history)
-        self.compiled = compiling.compile_all(self.site, wanted, history, self.settings, self.say)
-        return [compiling.compiled_dict(c) for c in self.compiled]
 
 
 class Change(NamedTuple):
@@ -87,7 +61,7 @@ def apply(
     demands: Demands,
     capability: str | None = None,
     environ: Mapping[str, str] | None = None,
-    ahead: Ahead | None = None,
+    ahead: compiling.Ahead | None = None,
 ) -> Change:
     """Carry out an `apply` plan, with verification unless `profile` is None.
 
@@ -117,7 +91,7 @@ def apply(
         return _measured(site, case, plan, profile, reporter, command, demands, ahead)
 
 
-def _staged(site: Site, plan: Plan, command: str, ahead: Ahead | None) -> Change:
+def _staged(site: Site, plan: Plan, command: str, ahead: compiling.Ahead | None) -> Change:
     if plan.is_noop:
         return compile_present(site, plan, ahead) if ahead else Change(plan, "nothing")
     homes = flashinfer.bases((ahead.settings.environ if ahead else None) or {})
@@ -125,7 +99,7 @@ def _staged(site: Site, plan: Plan, command: str, ahead: Ahead | None) -> Change
     return Change(plan, "staged", compiled=ahead.compiled if ahead else None)
 
 
-def compile_present(site: Site, plan: Plan, ahead: Ahead) -> Change:
+def compile_present(site: Site, plan: Plan, ahead: compiling.Ahead) -> Change:
     """Compile what is on disk already, and keep what came of it in the history."""
     history = site.history()
     modules = ahead(history)
@@ -136,7 +110,12 @@ def compile_present(site: Site, plan: Plan, ahead: Ahead) -> Change:
 
 
 def verify_compiled(
-    site: Site, sets: tuple[str, ...], ahead: Ahead, *, command: str, capability: str | None
+    site: Site,
+    sets: tuple[str, ...],
+    ahead: compiling.Ahead,
+    *,
+    command: str,
+    capability: str | None,
 ) -> Change:
     """Compile and prove what sets on disk changed; no server is started, no state changes."""
     from sm120patch.operations import verifying
@@ -186,7 +165,7 @@ def _measured(
     reporter: Reporter,
     command: str,
     demands: Demands,
-    ahead: Ahead | None = None,
+    ahead: compiling.Ahead | None = None,
 ) -> Change:
     from sm120patch.operations import verifying
 
@@ -224,7 +203,7 @@ def verify(
     command: str,
     demands: Demands,
     capability: str | None = None,
-    ahead: Ahead | None = None,
+    ahead: compiling.Ahead | None = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
     with guarding.exclusively(site, command):
@@ -279,7 +258,7 @@ def _reverify(
     command: str,
     demands: Demands,
     capability: str | None,
-    ahead: Ahead | None = None,
+    ahead: compiling.Ahead | None = None,
 ) -> Change:
     plan = verification_plan(site, sets, capability)
     from sm120patch.operations import verifying

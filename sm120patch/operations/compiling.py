@@ -214,9 +214,9 @@ def _let_pass(history: History) -> None:
 def _has_gpu(capability: str) -> bool:
     if not Path("/dev/nvidiactl").exists():
         return False
-    from sm120patch import host
+    from sm120patch.host import machine
 
-    return set(host.probe().compute_capabilities) == {capability}
+    return set(machine.probe().compute_capabilities) == {capability}
 
 
 def _require_arch(built: Built, capability: str, environ: Mapping[str, str]) -> None:
@@ -257,6 +257,26 @@ def _scratch(owner: Owner) -> Iterator[Path]:
         if owner.user is not None:
             os.chown(scratch, owner.user, -1 if owner.group is None else owner.group)
         yield scratch
+
+
+@dataclass
+class Ahead:
+    """Compiles what the sets on disk want to have compiled, once they are there."""
+
+    site: Site
+    settings: Settings
+    say: Say
+    compiled: tuple[Compiled, ...] = ()
+
+    def prepare(self, history: History) -> None:
+        """Refuse before the first write what could only fail later."""
+        prepare(self.site, duties(self.site, history), self.settings)
+
+    def __call__(self, history: History) -> list[dict[str, object]]:
+        """Compile what `history`, which is on disk now, asks for; tell what, for the ledger."""
+        wanted = duties(self.site, history)
+        self.compiled = compile_all(self.site, wanted, history, self.settings, self.say)
+        return [compiled_dict(c) for c in self.compiled]
 
 
 def compiled_dict(compiled: Compiled) -> dict[str, object]:

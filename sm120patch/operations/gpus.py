@@ -27,9 +27,9 @@ def capability_of(gpu: str | None, declared: str | None = None) -> str | None:
         return declared
     if not Path("/dev/nvidiactl").exists():
         return None  # Without the driver's device there is nothing to load NVML for.
-    from sm120patch import host
+    from sm120patch.host import machine
 
-    found = host.probe().compute_capabilities
+    found = machine.probe().compute_capabilities
     return found[0] if len(found) == 1 else None
 
 
@@ -37,6 +37,6 @@ def device_names() -> tuple[str, ...] | None:
     """Names of this host's GPUs as the driver spells them; None when there is no driver."""
     if not Path("/dev/nvidiactl").exists():
         return None
-    from sm120patch import host
+    from sm120patch.host import machine
 
-    return tuple(gpu.name for gpu in host.probe().gpus) or None
+    return tuple(gpu.name for gpu in machine.probe().gpus) or None

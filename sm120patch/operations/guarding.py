@@ -71,14 +71,14 @@ def processes(site: Site, profile: Profile | None, *, allow: bool) -> list[str]:
 
     The server of an `external` profile is expected to run: its restart command replaces it.
     """
-    from sm120patch import host
+    from sm120patch.host import processes
 
     environment = site.environment
     roots = [i.root / i.package for i in environment.installations.values()]
     homes = staging.known_homes(site)
     if profile is not None:
         homes |= set(profiles.homes_of(profile))
-    found = host.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
+    found = processes.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
     expected = _expected_processes(profile)
     lines = [
         f"pid {p.pid}: {_short(p.cmdline) or '(unknown)'} ({p.why})"
@@ -106,9 +106,9 @@ def _expected_processes(profile: Profile | None) -> set[int]:
         return set()
     import psutil
 
-    from sm120patch import host
+    from sm120patch.host import processes
 
-    listener = host.listening_pid(profile.server.port)
+    listener = processes.listening_pid(profile.server.port)
     if listener is None or listener.pid is None:
         return set()
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sm120patch.disk import write_file
 from sm120patch.errors import HostError, UsageError
-from sm120patch.host import ServerProcess, running_sglang_servers
+from sm120patch.host.processes import ServerProcess, running_sglang_servers
 from sm120patch.verify.template import template
 
 

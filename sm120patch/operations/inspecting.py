@@ -39,7 +39,7 @@ from sm120patch.state import (
 )
 
 if TYPE_CHECKING:
-    from sm120patch.host import Host
+    from sm120patch.host.machine import Host
 
 _RECENT = 50
 _WITHOUT_EFFECT = ("failed", "interrupted", "recovered", "compiled")
@@ -223,9 +223,9 @@ def here() -> Callable[[Evidence], bool]:
     known: list[Host] = []
 
     def valid(evidence: Evidence) -> bool:
-        from sm120patch import host
+        from sm120patch.host import machine
 
-        found = known[0] if known else host.probe()
+        found = known[0] if known else machine.probe()
         known[:] = [found]
         if evidence.kind == EvidenceKind.REAL.value:
             return evidence.host == found.fingerprint

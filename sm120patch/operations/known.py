@@ -26,9 +26,9 @@ def place_of(profile: Profile | None) -> Place | None:
         return _declared(command, tp)
     if not Path("/dev/nvidiactl").exists():
         return None  # Without the driver's device there is nothing to load NVML for.
-    from sm120patch import host
+    from sm120patch.host import machine
 
-    found = host.probe()
+    found = machine.probe()
     if not found.gpus:
         return None
     # SGLang's own default is one GPU; a restart command may hold anything.

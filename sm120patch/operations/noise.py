@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 
-from sm120patch import host
 from sm120patch.errors import Sm120PatchError
 from sm120patch.evidence import Evidence
+from sm120patch.host import machine
 from sm120patch.ledger import read_ledger
 from sm120patch.operations.site import Site
 from sm120patch.verify.effect import Floor, pooled
@@ -30,7 +30,7 @@ def recorded(site: Site, profile: Profile) -> dict[str, Floor]:
         return {}
     if not known:
         return {}
-    fingerprint = host.probe().fingerprint
+    fingerprint = machine.probe().fingerprint
     kind = profile.server.kind.value
     fitting = [e for e in known if e.kind == kind and _fits(e, fingerprint)][:_MOST]
     floors = {

@@ -5,8 +5,7 @@ Reads the ledger only, and probes the host when there is something to compare.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.errors import ConflictError
 from sm120patch.evidence import Evidence
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from sm120patch.verify.profile import Profile
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(NamedTuple):
     """A verification that the request would repeat."""
 
     sets: tuple[str, ...]

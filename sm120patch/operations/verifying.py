@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from sm120patch import host, transaction
+from sm120patch import transaction
 from sm120patch.disk import write_file
 from sm120patch.errors import (
     BusyError,
@@ -22,6 +22,7 @@ from sm120patch.errors import (
     Sm120PatchError,
 )
 from sm120patch.evidence import Event, Evidence
+from sm120patch.host import machine
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
@@ -270,7 +271,7 @@ def _unrecorded(
 
 def _has_the_gpu(site: Site, case: Case) -> bool:
     """Ask the driver; only where it does not answer is `--gpu` taken at its word."""
-    found = set(host.probe().compute_capabilities)
+    found = set(machine.probe().compute_capabilities)
     if not found:
         return case.plan.applicability == "confirmed"
     known = [n for n in case.sets if n in site.catalogue.ids]
@@ -302,8 +303,8 @@ def described_host(outcome: Outcome) -> tuple[str, dict[str, object]]:
 
     A simulated host is a declaration: its fingerprint never equals that of a machine.
     """
-    found = host.probe()
-    description = {**host.describe(found)}
+    found = machine.probe()
+    description = {**machine.describe(found)}
     if outcome.kind is EvidenceKind.REAL:
         return found.fingerprint, description
     declared = outcome.summary.get("server")

@@ -9,7 +9,7 @@ import pytest
 from sm120patch.catalogue import Catalogue
 from sm120patch.doctor import flags
 from sm120patch.doctor.flags import Setting
-from sm120patch.host import Host
+from sm120patch.host.machine import Host
 from sm120patch.operations import diagnosing
 from sm120patch.operations.diagnosing import Diagnosis
 from sm120patch.operations.site import open_site

@@ -16,7 +16,8 @@ from sm120patch import catalogue
 from sm120patch.audit.byhand import paths_of
 from sm120patch.doctor import Check, Outlook, SetOutlook, Status, topology
 from sm120patch.doctor.gathering import gather
-from sm120patch.host import bounded, probe
+from sm120patch.host import bounded
+from sm120patch.host.machine import probe
 from sm120patch.operations import diagnosing
 from sm120patch.operations.diagnosing import Diagnosis
 from sm120patch.operations.site import open_site

@@ -12,19 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch.host import (
-    Gpu,
-    Host,
-    Link,
-    describe,
-    listening_pid,
-    nvml,
-    probe,
-    processes,
-    processes_using,
-    running_sglang_servers,
-)
-from sm120patch.host.machine import identify, in_container
+from sm120patch.host import nvml, processes
+from sm120patch.host.machine import Gpu, Host, Link, describe, identify, in_container, probe
+from sm120patch.host.processes import listening_pid, processes_using, running_sglang_servers
 from sm120patch.redaction import redact_arguments, redact_environment, redact_output, redact_text
 from tests.support.environments import create_venv
 

@@ -18,9 +18,10 @@ import tempfile
 from collections.abc import Mapping
 from typing import IO, Any
 
-from sm120patch import catalogue, host
+from sm120patch import catalogue
 from sm120patch.cli import main as entry
 from sm120patch.environment import locate, start
+from sm120patch.host import processes
 from sm120patch.operations import site
 
 LOADED_ONCE = (
@@ -126,7 +127,7 @@ def main() -> None:
         importlib.import_module(name)
     catalogue.load(None)  # and with it every expression that reads one
     # What else runs on this machine neither matters nor changes: reading /proc takes the longest.
-    host.processes_using = lambda *_arguments: []
+    processes.processes_using = lambda *_arguments: []
     gc.freeze()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(library, json.loads(line))) + "\n")
