@@ -4,8 +4,6 @@ Pure but for `load`, which reads catalogue files and nothing else. What a set me
 versions is told by `variants`, whose functions can be had from here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping

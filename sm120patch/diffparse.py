@@ -5,8 +5,6 @@ that matters before a file is rewritten (names, counts, order, markers, text tha
 hunk) is checked again here. The diff is hostile input: sizes are bounded before any parsing.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -122,7 +120,7 @@ class Diff(NamedTuple):
             for line in (*hunk.before, *hunk.after)
         )
 
-    def flipped(self) -> Diff:
+    def flipped(self) -> "Diff":
         """Return the diff that undoes this one."""
         return self._replace(
             hunks=tuple(
@@ -194,7 +192,7 @@ def _may_follow(line: str) -> bool:
     return line.startswith(("--- ", "+++ ")) or line.rstrip() == "--"
 
 
-def _parse(text: str, faults: list[str]) -> PatchedFile | None:
+def _parse(text: str, faults: list[str]) -> "PatchedFile | None":
     """Let unidiff parse; add what it or the number of files is at fault for."""
     from unidiff.patch import PatchSet
 
@@ -211,7 +209,7 @@ def _parse(text: str, faults: list[str]) -> PatchedFile | None:
     return files[0] if len(files) == 1 and len(files[0]) else None
 
 
-def _path(file: PatchedFile, faults: list[str]) -> str:
+def _path(file: "PatchedFile", faults: list[str]) -> str:
     """Return the path that both names agree on once `a/` and `b/` are taken off."""
     paths = []
     for prefix, name in (("a/", file.source_file), ("b/", file.target_file)):
@@ -230,7 +228,7 @@ def _path(file: PatchedFile, faults: list[str]) -> str:
     return paths[-1] if paths else ""
 
 
-def _hunk(parsed: ParsedHunk, number: int, faults: list[str]) -> Hunk:
+def _hunk(parsed: "ParsedHunk", number: int, faults: list[str]) -> Hunk:
     """Turn one hunk of unidiff into ours; add what is wrong inside it."""
     items: list[tuple[str, Line]] = []
     for line in parsed:
@@ -268,7 +266,7 @@ def _line(value: bytes) -> Line:
     return Line(content, b"\n")
 
 
-def _check_order(parsed: Sequence[ParsedHunk], hunks: Sequence[Hunk], faults: list[str]) -> None:
+def _check_order(parsed: "Sequence[ParsedHunk]", hunks: Sequence[Hunk], faults: list[str]) -> None:
     """Add hunks that overlap, and hunks inside the file that lack context."""
     for number, (first, second) in enumerate(itertools.pairwise(parsed), 2):
         if second.source_start < first.source_start + first.source_length:

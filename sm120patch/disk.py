@@ -7,8 +7,6 @@ descriptors, opened one component at a time without following a link, so that no
 a directory for a link meanwhile can lead a write elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -39,7 +37,7 @@ class Spot(NamedTuple):
     shown: Path
     """Full path, for messages and nothing else."""
 
-    def beside(self, name: str) -> Spot:
+    def beside(self, name: str) -> "Spot":
         """Return another name in the same directory."""
         return Spot(self.directory, name, self.shown.with_name(name))
 

@@ -1,7 +1,5 @@
 """What the ledger keeps of the past: events and the evidence of verifications. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

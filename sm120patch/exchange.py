@@ -5,8 +5,6 @@ until the transaction is closed: the way back then needs no room on the disk, an
 wrote into it at the last moment is not lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -17,8 +17,6 @@ the codemod's own result had. Whatever the index does not know, or does not know
 to them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache

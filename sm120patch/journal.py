@@ -4,8 +4,6 @@ Reads and writes `PREFIX/.sm120patch/journal.json` only. The file is replaced at
 either absent, the last complete state, or the next complete state.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Known results of patch sets, matched against a host's topology and a server's TP size. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple

@@ -9,8 +9,6 @@ every command defines all of them. Two of different types with equal fields comp
 alternatives such as `EditResult` are told apart by `isinstance`, never by `==`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

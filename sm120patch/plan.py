@@ -1,7 +1,5 @@
 """Value objects of a change: what the ledger says is on disk, decisions, steps, the plan. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple

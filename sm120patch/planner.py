@@ -5,8 +5,6 @@ with the sets that shall remain, so the order in which sets were applied or are 
 matter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Writes the target through `transaction` only, and one event to the ledger if there is one.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import NamedTuple

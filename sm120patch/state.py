@@ -6,8 +6,6 @@ that is drifted. A set counts as applied only through evidence for exactly the c
 this host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 

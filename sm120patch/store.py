@@ -3,8 +3,6 @@
 Writes under `PREFIX/.sm120patch/` only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -39,7 +37,7 @@ class StateDirectory(NamedTuple):
     path: Path
 
     @classmethod
-    def of(cls, prefix: Path) -> StateDirectory:
+    def of(cls, prefix: Path) -> "StateDirectory":
         """Return the state directory of an environment prefix, existing or not."""
         return cls(prefix / DIRECTORY_NAME)
 

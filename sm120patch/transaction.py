@@ -7,8 +7,6 @@ commits. Until the ledger holds the transaction's id, `recover` brings back the 
 `restore`; from then on it finishes the committed one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

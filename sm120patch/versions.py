@@ -5,8 +5,6 @@ SGLang and FlashInfer publish post-releases, so those forms are refused. Of what
 range is an interval, and whether two ranges overlap can be told without trying versions.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -23,8 +21,8 @@ class Range(NamedTuple):
     """Versions from `low` on up to, but not including, `high`; None where it is open."""
 
     text: str
-    low: Version | None
-    high: Version | None
+    low: "Version | None"
+    high: "Version | None"
 
     def __contains__(self, version: object) -> bool:
         """Compare as PEP 440 specifiers do that let pre-releases in; a local part is ignored."""
@@ -36,7 +34,7 @@ class Range(NamedTuple):
         above = self.low is None or public >= self.low
         return above and (self.high is None or public < self.high)
 
-    def overlaps(self, other: Range) -> bool:
+    def overlaps(self, other: "Range") -> bool:
         """Tell whether some version lies in both."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
@@ -115,7 +113,7 @@ def exactly(version: str) -> str:
     return f">={found},<{following}"
 
 
-def installed(version: str) -> Version | None:
+def installed(version: str) -> "Version | None":
     """Parse the version of an installed distribution; None when it is no PEP 440 version."""
     from packaging.version import InvalidVersion, Version
 
@@ -125,21 +123,21 @@ def installed(version: str) -> Version | None:
         return None
 
 
-def _version(text: str) -> Version:
+def _version(text: str) -> "Version":
     version = installed(text)
     if version is None:
         raise ValueError(f"{text!r} is no version")
     return version
 
 
-def _before(version: Version) -> Version:
+def _before(version: "Version") -> "Version":
     """Return the bound of `<version`: PEP 440 keeps its pre-releases out, unless it is one."""
     from packaging.version import Version
 
     return version if version.is_prerelease else Version(f"{version}.dev0")
 
 
-def _family(version: Version) -> tuple[Version, Version]:
+def _family(version: "Version") -> "tuple[Version, Version]":
     """Return the bounds of `==version.*`."""
     from packaging.version import Version
 

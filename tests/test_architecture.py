@@ -194,6 +194,14 @@ def test_modules_stay_small_and_say_what_they_are_for(module: Module) -> None:
     assert module.docstring or not module.tree.body
 
 
+@pytest.mark.parametrize("module", cases())
+def test_named_tuples_do_not_have_their_annotations_compiled_again(module: Module) -> None:
+    """`typing` compiles each annotation that is text: half of what defining them takes."""
+    bases = [b for c in ast.walk(module.tree) if isinstance(c, ast.ClassDef) for b in c.bases]
+    if any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in bases):
+        assert "__future__" not in {found.module for found in imports(module.tree)}
+
+
 def test_nothing_is_imported_that_is_not_declared() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

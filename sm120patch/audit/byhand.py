@@ -4,8 +4,6 @@ A content is recognised by its digest: in the shipped fingerprints, or because i
 catalogue makes of upstream's bytes where those are at hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Reads disk; writes the stat cache only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Search a file system for Python environments, breadth first and bounded. Reads disk only."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 Reads disk; writes the stat cache only.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,7 +37,7 @@ class Knowledge(NamedTuple):
 
     catalogue: Catalogue
     here: Here
-    shelf: Callable[[], Shelf]
+    shelf: "Callable[[], Shelf]"
     """Gives the published packages that are on this host already."""
 
 

@@ -6,8 +6,6 @@ to files in it, are followed: some installers lay out environments that way. A l
 is listed and not entered: what lies there is no bounded part of the package.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -38,7 +36,7 @@ class Listing:
 
     paths: list[str] = field(default_factory=list)
     """Relative to the import root."""
-    signs: array[int] = field(default_factory=lambda: array("q"))
+    signs: "array[int]" = field(default_factory=lambda: array("q"))
     real: dict[str, str] = field(default_factory=dict)
     """Path -> where it really lies (inside path), for those that a link leads to."""
     linked: set[int] = field(default_factory=set)
@@ -65,7 +63,7 @@ class Listing:
         """Size, mtime_ns, ctime_ns and inode of the file at that position."""
         return tuple(self.signs[index * WIDTH : (index + 1) * WIDTH])
 
-    def extend(self, other: Listing) -> None:
+    def extend(self, other: "Listing") -> None:
         """Append the files of another listing."""
         start = len(self.paths)
         self.paths += other.paths

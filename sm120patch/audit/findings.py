@@ -4,8 +4,6 @@ Paths of files are relative to the import root of their package, as everywhere; 
 absolute as seen from the audited root (`/opt/venv` in an image that lies unpacked elsewhere).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple

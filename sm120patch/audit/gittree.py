@@ -4,8 +4,6 @@ The configuration of somebody's repository can make git run programs (filters, m
 partial clones), so git is not asked: the object database is read with gitdb.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -156,13 +154,13 @@ def _fans(place: str) -> Iterator[str]:
         yield from [e.path for e in entries if len(e.name) == 2 and e.is_dir(follow_symlinks=False)]
 
 
-def _database(tree: Tree, objects: str) -> CompoundDB:
+def _database(tree: Tree, objects: str) -> "CompoundDB":
     from gitdb import GitDB
 
     return GitDB(tree.outside(tree.real(objects)))
 
 
-def _tree_of(database: CompoundDB, commit: str) -> bytes:
+def _tree_of(database: "CompoundDB", commit: str) -> bytes:
     data = _object(database, bytes.fromhex(commit), b"commit")
     found = re.match(rb"tree ([0-9a-f]{40})\n", data)
     if found is None:
@@ -170,7 +168,7 @@ def _tree_of(database: CompoundDB, commit: str) -> bytes:
     return bytes.fromhex(found[1].decode())
 
 
-def _below(database: CompoundDB, name: bytes, wanted: str) -> bytes:
+def _below(database: "CompoundDB", name: bytes, wanted: str) -> bytes:
     for entry, mode, child in _entries(_object(database, name, b"tree")):
         if entry == wanted and mode & 0o170000 == 0o040000:
             return child
@@ -178,7 +176,7 @@ def _below(database: CompoundDB, name: bytes, wanted: str) -> bytes:
 
 
 def _walk(
-    database: CompoundDB, name: bytes, path: str, depth: int
+    database: "CompoundDB", name: bytes, path: str, depth: int
 ) -> Iterator[tuple[str, int, bytes]]:
     if depth > _DEPTH:
         raise ValueError("directories are nested too deep")

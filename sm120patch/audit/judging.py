@@ -1,7 +1,5 @@
 """Hold what was found on disk against the ledger and the catalogue: files, sets, findings. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

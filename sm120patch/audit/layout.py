@@ -4,8 +4,6 @@ The rules are those of `site` and of installers: directories in order, the lines
 after each, then what an import hook of an editable installation maps. No code is run for it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

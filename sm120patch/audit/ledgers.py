@@ -4,8 +4,6 @@ Of another root both are read through `tree` into a temporary directory first: S
 and settles a killed writer's journal by writing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -29,7 +27,7 @@ _FILES = ("ledger.sqlite3", "ledger.sqlite3-journal", "journal.json")
 class Kept(NamedTuple):
     """What an environment keeps about its patches."""
 
-    ledger: Ledger | None
+    ledger: "Ledger | None"
     history: History
     journal: Journal | None
     holder: str | None

@@ -1,7 +1,5 @@
 """Running servers that do not run what is on disk. Reads /proc and times of files only."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -27,8 +25,8 @@ _PRECISION = 1.0
 class Live(NamedTuple):
     """Servers of this host, and the libraries that processes have mapped."""
 
-    servers: tuple[ServerProcess, ...]
-    gone: tuple[tuple[LiveProcess, str], ...]
+    servers: "tuple[ServerProcess, ...]"
+    gone: "tuple[tuple[LiveProcess, str], ...]"
     """Processes with a library of the packages that is not where it was loaded from any more."""
 
 
@@ -41,7 +39,7 @@ def look() -> Live:
     )
 
 
-def in_environment(live: Live, examined: Examined) -> Iterator[Finding]:
+def in_environment(live: Live, examined: "Examined") -> Iterator[Finding]:
     """Find servers of one environment that run older or other code than is examined there."""
     report, copies = examined.report, examined.layout.copies
     changed, what = max((*_changes(examined), *_installations(examined)), default=(0.0, ""))
@@ -73,7 +71,7 @@ def gone_libraries(live: Live, below: Sequence[str]) -> Iterator[Finding]:
         yield Finding(Kind.STALE_SERVER, "-", name, detail, (), "restart the server")
 
 
-def _changes(examined: Examined) -> Iterator[tuple[float, str]]:
+def _changes(examined: "Examined") -> Iterator[tuple[float, str]]:
     """When files that are not simply upstream's changed, in seconds, and what did it."""
     changed_at = examined.changed_at
     if changed_at:
@@ -91,7 +89,7 @@ def _changes(examined: Examined) -> Iterator[tuple[float, str]]:
             yield changed, f"{file.path} changed"
 
 
-def _installations(examined: Examined) -> Iterator[tuple[float, str]]:
+def _installations(examined: "Examined") -> Iterator[tuple[float, str]]:
     """When packages came to hold what they hold: files that are upstream's may replace others."""
     for copy in examined.layout.copies:
         if copy.kind == "wheel":
@@ -103,7 +101,7 @@ def _installations(examined: Examined) -> Iterator[tuple[float, str]]:
             yield newest, f"files of {copy.root} were written"
 
 
-def _belongs(server: ServerProcess, report: EnvironmentReport, roots: Sequence[str]) -> bool:
+def _belongs(server: "ServerProcess", report: EnvironmentReport, roots: Sequence[str]) -> bool:
     """Tell whether a server was started with the environment's Python, or imports from it."""
     if not _sees(server.pid, report.prefix):
         return False
@@ -130,7 +128,7 @@ def _sees(pid: int, prefix: str) -> bool:
         return False
 
 
-def _searched_first(server: ServerProcess) -> Iterator[str]:
+def _searched_first(server: "ServerProcess") -> Iterator[str]:
     """Directories that a server searches before the installed packages."""
     here = server.cwd or "/"
     if _looks_where_it_is(server):
@@ -140,7 +138,7 @@ def _searched_first(server: ServerProcess) -> Iterator[str]:
             yield f"{here}/{place}" if not place.startswith("/") else place
 
 
-def _looks_where_it_is(server: ServerProcess) -> bool:
+def _looks_where_it_is(server: "ServerProcess") -> bool:
     """Tell whether Python searches the working directory: for `-m`, and for an empty entry."""
     variables, words = server.environ, server.cmdline
     if "-m" in words:
@@ -150,7 +148,7 @@ def _looks_where_it_is(server: ServerProcess) -> bool:
     return bool(path) and "" in path.split(":")
 
 
-def _in_its_directory(server: ServerProcess, copy: Copy, name: str) -> Iterator[Finding]:
+def _in_its_directory(server: "ServerProcess", copy: "Copy", name: str) -> Iterator[Finding]:
     """Find a copy of a package in the working directory of a server that looks there first."""
     other = f"{server.cwd}/{copy.package}"
     if not Path(other, "__init__.py").is_file():

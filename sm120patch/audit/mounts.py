@@ -1,7 +1,5 @@
 """Which directories are mount points, and of what kind of file system. Reads /proc only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple

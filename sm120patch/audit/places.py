@@ -1,7 +1,5 @@
 """Recognise a Python environment by what lies in it; nothing is started. Reads disk only."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ uv and conda link files from their caches into environments. An edit that is wri
 link is in the cache as well, and every later install brings it back.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ Python believes a `.pyc` by the source's time and size, ninja a build by times a
 is put back with its old time leaves the other content's code in use.
 """
 
-from __future__ import annotations
-
 import _imp
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path

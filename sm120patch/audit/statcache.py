@@ -6,8 +6,6 @@ its clock a file can change without a trace ("racy"). What is in a cache file is
 that: damage, or anything that is not ours, makes it count for nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -41,7 +39,7 @@ class Cached(NamedTuple):
     """What it was compared with: digest of RECORD, or the commit."""
     names: bytes
     """Paths, joined by NUL."""
-    signs: array[int]
+    signs: "array[int]"
     sha256: bytes
     blobs: bytes
     """20 bytes a file, or empty."""
@@ -89,7 +87,7 @@ class StatCache(NamedTuple):
     directory: Path
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> StatCache:
+    def of(cls, environ: Mapping[str, str]) -> "StatCache":
         """The user's own: below XDG_CACHE_HOME, by default `~/.cache`."""
         base = environ.get("XDG_CACHE_HOME")
         home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
@@ -159,7 +157,7 @@ def _encode(
     place: str,
     basis: str,
     listing: Listing,
-    signs: array[int],
+    signs: "array[int]",
     digests: Mapping[int, Digest],
     result: tuple[int, Sequence[Difference]] | None,
 ) -> bytes:

@@ -5,8 +5,6 @@ at that root, `..` ends there. What is opened is opened directory by directory w
 anything, so not even a link that is swapped in meanwhile leads out.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -27,7 +25,7 @@ class Tree(NamedTuple):
     """Where it lies on this host, without links in it."""
 
     @classmethod
-    def at(cls, root: Path) -> Tree:
+    def at(cls, root: Path) -> "Tree":
         """Return the tree below a directory. Raises OSError when there is none."""
         real = os.path.realpath(root, strict=True)
         # `/proc/PID/root` leads into another mount namespace, where its text means something else.

@@ -3,8 +3,6 @@
 Reads disk only. The meaning of keys, markers and the shelf is told in `shelf`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ times: a file put back with its old time leaves the build of the other content i
 0.6.10 `build.ninja` is never written again. Hence builds follow the content (see `shelf`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reads ninja's dependency log and the build files that FlashInfer generates. Reads disk only."""
 
-from __future__ import annotations
-
 import re
 import struct
 import sys

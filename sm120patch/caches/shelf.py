@@ -12,8 +12,6 @@ a time is of unknown content and is never put back. Nothing is overwritten or de
 markers, directories that hold nothing else, and what was copied because it could not be renamed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

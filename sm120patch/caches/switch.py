@@ -4,8 +4,6 @@ Renames below caches only (see `shelf`). The scan is repeated at every swap, sin
 in between may have built modules that did not exist before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 GitPython is imported inside the functions: most environments hold wheels and never need it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -111,7 +109,7 @@ class _GitError(HostError):
 
 
 @contextmanager
-def _repository(path: Path) -> Iterator[Repo]:
+def _repository(path: Path) -> "Iterator[Repo]":
     try:
         # Without the git command this import itself fails.
         from git import GitCommandError, InvalidGitRepositoryError, NoSuchPathError, Repo

@@ -1,7 +1,5 @@
 """Which copy of each target the environment imports, and what describes it. Reads disk only."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ RECORD (binary distribution format specification) is a CSV of path, `algorithm=u
 digest`, size. It is treated as hostile: nothing in it leads outside the import root.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import csv

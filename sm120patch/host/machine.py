@@ -1,7 +1,5 @@
 """Which machine this is and which GPUs it has: what evidence is valid for. Reads disk only."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

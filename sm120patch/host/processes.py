@@ -3,8 +3,6 @@
 Reads /proc and NVML only; no process is ever signalled. Whatever is returned is free of secrets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

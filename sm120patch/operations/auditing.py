@@ -3,8 +3,6 @@
 Reads disk and /proc; writes the stat cache only. No code of what is audited is run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -97,7 +95,7 @@ def _unfinished(search: Search) -> Iterator[Finding]:
 
 
 def _examined(
-    means: Means, place: Place, knowledge: Knowledge, seen: _Seen, around: Surroundings
+    means: Means, place: Place, knowledge: Knowledge, seen: "_Seen", around: Surroundings
 ) -> EnvironmentReport:
     """Examine one environment; what is wrong with it must not end the audit of the others."""
     try:
@@ -189,7 +187,7 @@ def _here(tree: Tree) -> Callable[[Evidence], bool]:
     return here
 
 
-def _shelf(scope: Scope) -> Shelf:
+def _shelf(scope: Scope) -> "Shelf":
     from sm120patch.published import Shelf, cache_directory
 
     return Shelf(cache_directory(scope.environ), lambda _text: None, offline=True)

@@ -1,7 +1,5 @@
 """`apply`, `verify`, `revert` and `recover` from end to end: look, lock, look again, act."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -34,7 +32,7 @@ class Demands(NamedTuple):
     """Seconds for the whole verification."""
 
     @classmethod
-    def of(cls, goal: str | None, max_time: float | None) -> Demands:
+    def of(cls, goal: str | None, max_time: float | None) -> "Demands":
         """Build from the words of the command line."""
         return cls(None if goal is None else Goal(goal), max_time)
 
@@ -45,8 +43,8 @@ class Change(NamedTuple):
     plan: Plan
     outcome: str
     """`nothing`, `staged`, `applied`, `verified`, `rejected`, `reverted` or `compiled`."""
-    verified: verifying.Verified | None = None
-    compiled: tuple[compiling.Compiled, ...] | None = None
+    verified: "verifying.Verified | None" = None
+    compiled: "tuple[compiling.Compiled, ...] | None" = None
     """Modules that were compiled ahead; None when that was not asked for."""
 
 
@@ -54,14 +52,14 @@ def apply(
     site: Site,
     request: Request,
     plan: Plan,
-    profile: Profile | None,
-    reporter: Reporter,
+    profile: "Profile | None",
+    reporter: "Reporter",
     *,
     command: str,
     demands: Demands,
     capability: str | None = None,
     environ: Mapping[str, str] | None = None,
-    ahead: compiling.Ahead | None = None,
+    ahead: "compiling.Ahead | None" = None,
 ) -> Change:
     """Carry out an `apply` plan, with verification unless `profile` is None.
 
@@ -91,7 +89,7 @@ def apply(
         return _measured(site, case, plan, profile, reporter, command, demands, ahead)
 
 
-def _staged(site: Site, plan: Plan, command: str, ahead: compiling.Ahead | None) -> Change:
+def _staged(site: Site, plan: Plan, command: str, ahead: "compiling.Ahead | None") -> Change:
     if plan.is_noop:
         return compile_present(site, plan, ahead) if ahead else Change(plan, "nothing")
     homes = flashinfer.bases((ahead.settings.environ if ahead else None) or {})
@@ -99,7 +97,7 @@ def _staged(site: Site, plan: Plan, command: str, ahead: compiling.Ahead | None)
     return Change(plan, "staged", compiled=ahead.compiled if ahead else None)
 
 
-def compile_present(site: Site, plan: Plan, ahead: compiling.Ahead) -> Change:
+def compile_present(site: Site, plan: Plan, ahead: "compiling.Ahead") -> Change:
     """Compile what is on disk already, and keep what came of it in the history."""
     history = site.history()
     modules = ahead(history)
@@ -112,7 +110,7 @@ def compile_present(site: Site, plan: Plan, ahead: compiling.Ahead) -> Change:
 def verify_compiled(
     site: Site,
     sets: tuple[str, ...],
-    ahead: compiling.Ahead,
+    ahead: "compiling.Ahead",
     *,
     command: str,
     capability: str | None,
@@ -159,13 +157,13 @@ def _require_measured(site: Site, plan: Plan) -> None:
 
 def _measured(
     site: Site,
-    case: verifying.Case,
+    case: "verifying.Case",
     plan: Plan,
-    profile: Profile,
-    reporter: Reporter,
+    profile: "Profile",
+    reporter: "Reporter",
     command: str,
     demands: Demands,
-    ahead: compiling.Ahead | None = None,
+    ahead: "compiling.Ahead | None" = None,
 ) -> Change:
     from sm120patch.operations import verifying
 
@@ -186,7 +184,7 @@ def policy_of(plan: Plan, demands: Demands) -> VerificationPolicy:
     return plan.verification._replace(goal=demands.goal)
 
 
-def preview(plan: Plan, profile: Profile, demands: Demands) -> Arms:
+def preview(plan: Plan, profile: "Profile", demands: Demands) -> "Arms":
     """Both command lines; raises what could only fail later, before anything is written."""
     from sm120patch.operations import verifying
     from sm120patch.verify.runner import check
@@ -197,13 +195,13 @@ def preview(plan: Plan, profile: Profile, demands: Demands) -> Arms:
 def verify(
     site: Site,
     sets: tuple[str, ...],
-    profile: Profile,
-    reporter: Reporter,
+    profile: "Profile",
+    reporter: "Reporter",
     *,
     command: str,
     demands: Demands,
     capability: str | None = None,
-    ahead: compiling.Ahead | None = None,
+    ahead: "compiling.Ahead | None" = None,
 ) -> Change:
     """Verify sets that are on disk already, against the environment without them."""
     with guarding.exclusively(site, command):
@@ -214,7 +212,7 @@ def verify(
 
 
 def owed_sets(
-    site: Site, request: Request, plan: Plan, profile: Profile | None, demands: Demands
+    site: Site, request: Request, plan: Plan, profile: "Profile | None", demands: Demands
 ) -> tuple[str, ...]:
     """Requested sets that are on disk, or will be, without the verification that is asked for.
 
@@ -226,7 +224,7 @@ def owed_sets(
 
 
 def unanswered(
-    site: Site, sets: Sequence[str], profile: Profile | None, demands: Demands
+    site: Site, sets: Sequence[str], profile: "Profile | None", demands: Demands
 ) -> tuple[str, ...]:
     """Those of `sets` whose present content lacks the verification that is asked for."""
     known = {s.id: s for s in inspecting.status(site).sets}
@@ -244,7 +242,7 @@ def unanswered(
 
 
 def verification_owed(
-    site: Site, request: Request, plan: Plan, profile: Profile | None, demands: Demands
+    site: Site, request: Request, plan: Plan, profile: "Profile | None", demands: Demands
 ) -> bool:
     """Tell whether `apply` has to measure: yes unless all is upstream or verified already."""
     return bool(owed_sets(site, request, plan, profile, demands))
@@ -253,12 +251,12 @@ def verification_owed(
 def _reverify(
     site: Site,
     sets: tuple[str, ...],
-    profile: Profile,
-    reporter: Reporter,
+    profile: "Profile",
+    reporter: "Reporter",
     command: str,
     demands: Demands,
     capability: str | None,
-    ahead: compiling.Ahead | None = None,
+    ahead: "compiling.Ahead | None" = None,
 ) -> Change:
     plan = verification_plan(site, sets, capability)
     from sm120patch.operations import verifying

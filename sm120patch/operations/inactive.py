@@ -3,8 +3,6 @@
 Reads nothing itself: it is handed a snapshot, and the ledger's history and newest event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Reads disk; writes nothing. Imports neither libcst nor git for an environment of wheels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 

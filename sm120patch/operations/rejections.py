@@ -3,8 +3,6 @@
 Reads the ledger only, and probes the host when there is something to compare.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch.errors import ConflictError
@@ -41,7 +39,7 @@ class Rejection(NamedTuple):
         )
 
 
-def rejected_before(site: Site, plan: Plan, profile: Profile | None) -> Rejection | None:
+def rejected_before(site: Site, plan: Plan, profile: "Profile | None") -> Rejection | None:
     """Return the newest word of this host on the content that `plan` leads to, if it is a no.
 
     A pass since then takes a rejection back. Evidence of another kind than the profile's (a

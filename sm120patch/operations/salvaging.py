@@ -4,8 +4,6 @@ A new ledger is written that owns every file whose present content the store kno
 upstream content can be had; an ordinary revert then puts upstream's bytes back.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Reads disk and asks the target's interpreter; writes nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Writes the target through the transaction, then the ledger. Used by `apply --no-
 `revert`; `verifying` uses the same pieces around its measured swaps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Starts and signals what it started, nothing else; writes the log file of the server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
