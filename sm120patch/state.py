@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sm120patch.catalogue import Catalogue
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, EvidenceKind, State
-from sm120patch.plan import ActiveSet, FileKey, History, OwnedFile
+from sm120patch.plan import ActiveSet, FileKey, History, OwnedFile, sets_of
 
 UNDECIDED = ("inconclusive", "unconfirmed")
 """Verdicts that neither give nor take anything."""
@@ -57,6 +57,16 @@ class SetStatus(NamedTuple):
             and self.evidence is not None
             and self.evidence.kind == EvidenceKind.REAL.value
         )
+
+
+def members(catalogue: Catalogue, name: str, history: History) -> tuple[str, ...]:
+    """Sets that change files and make up a set of the ledger, itself among them.
+
+    What a set bundles cannot be told without its manifest: then all that is on disk answers for it.
+    """
+    if name not in catalogue.ids:
+        return sets_of(change for f in history.files.values() for change in f.changes)
+    return tuple(n for n in catalogue.closure([name]) if catalogue.get(n).changes)
 
 
 def files_of(history: History, closure: Sequence[str]) -> list[OwnedFile]:
@@ -156,15 +166,16 @@ def active_status(
     versions: Mapping[str, str],
     interrupted: bool,
 ) -> SetStatus:
-    """State of a set that the ledger says is on disk."""
+    """State of a set that the ledger says is on disk; `closure` is that of `members`."""
     record = history.active[set_id]
     owned = files_of(history, closure)
+    bare = [n for n in closure if n in history.active and not files_of(history, [n])]
     state, reason = _combined(owned, facts)
     evidence = None
     if interrupted:
         state, reason = State.INTERRUPTED, "a change is under way, or was interrupted"
-    elif not owned:
-        state, reason = State.LOST, "nothing of it is on disk"
+    elif not owned or (state is None and bare):
+        state, reason = State.LOST, f"nothing of {', '.join(bare) or set_id} is on disk"
     elif state is None and not _intact(history, facts):
         state, reason = State.STAGED, "not verified together with what else is on disk now"
     elif state is None:

@@ -26,6 +26,8 @@ from sm120patch.state import (
     active_status,
     changed_payload,
     disk_state,
+    files_of,
+    members,
 )
 
 Here = Callable[[Evidence], bool]
@@ -303,8 +305,7 @@ def ledger_sets(
     anywhere = EvidenceBook(lookup, lambda _evidence: True)
     pairs: list[tuple[SetStatus, SetStatus]] = []
     for name in history.active:
-        known = name in catalogue.ids
-        closure = catalogue.closure([name]) if known else tuple(history.active)
+        closure = members(catalogue, name, history)
         found = active_status(name, history, closure, facts, book, disk.versions, name in busy)
         other = active_status(name, history, closure, facts, anywhere, disk.versions, name in busy)
         if name in busy:
@@ -314,7 +315,15 @@ def ledger_sets(
     for found, other in pairs:
         report = _set_report(found, other.evidence, here)
         hint = _next_for(asked_for((found.id,), history, catalogue), states)
-        yield report, _set_findings(found, report, catalogue, history.active[found.id], hint)
+        findings = _set_findings(found, report, catalogue, history.active[found.id], hint)
+        if found.state is State.LOST and _bare(found.id, history, catalogue):
+            findings.append(Finding(Kind.LOST, "-", found.id, found.reason, (found.id,), hint))
+        yield report, findings
+
+
+def _bare(name: str, history: History, catalogue: Catalogue) -> bool:
+    """Tell whether no file of the ledger, and so no finding about one, speaks for a set."""
+    return name in members(catalogue, name, history) and not files_of(history, [name])
 
 
 def _next_for(asked: Sequence[str], states: Mapping[str, State]) -> str:

@@ -34,6 +34,7 @@ from sm120patch.state import (
     active_status,
     changed_payload,
     disk_state,
+    members,
 )
 
 if TYPE_CHECKING:
@@ -147,9 +148,7 @@ def _states(
     book = EvidenceBook(ledger.evidence if ledger is not None else lambda _content: [], here())
     for name in sorted(set(site.catalogue.ids) | set(past.active)):
         if name in past.active:
-            known = name in site.catalogue.ids
-            # What a set bundles cannot be told without its manifest: then it answers for all.
-            closure = site.catalogue.closure([name]) if known else tuple(past.active)
+            closure = members(site.catalogue, name, past)
             found = active_status(
                 name, past, closure, seen.facts, book, site.versions, name in busy
             )

@@ -34,7 +34,10 @@ class Recorded(NamedTuple):
 
 
 def after_history(history: History, plan: Plan) -> History:
-    """What the ledger must say once `plan` holds."""
+    """What the ledger must say once `plan` holds.
+
+    What an installer took from sets that the plan is not about is still lost afterwards.
+    """
     active = {n: r for n, r in history.active.items() if n not in plan.remove}
     active.update({record.id: record for record in plan.add})
     steps = {(s.target, s.path): s for s in plan.files}
@@ -47,6 +50,11 @@ def after_history(history: History, plan: Plan) -> History:
         elif owned is not None:
             shaped = plan.shaped_by.get(key, owned.changes)
             files[key] = owned._replace(changes=tuple(shaped))
+    others = set(active) - {*plan.states, *plan.remove}
+    for key, owned in history.files.items():
+        if key not in files and key not in plan.shaped_by:
+            theirs = tuple(c for c in owned.changes if others.intersection(sets_of((c,))))
+            files |= {key: owned._replace(changes=theirs)} if theirs else {}
     return History(active, files)
 
 
