@@ -182,7 +182,7 @@ def verify(
     A pass makes them applied; a regression takes them off. With --compile no server is started:
     what the sets changed is compiled and looked at, and their state stays as it is.
     """
-    from sm120patch.operations import changing, gpus, guarding, profiles, verifying
+    from sm120patch.operations import changing, gpus, guarding, measurable, profiles
     from sm120patch.operations.site import open_site
     from sm120patch.transaction import require_settled
 
@@ -193,7 +193,7 @@ def verify(
     capability = gpus.capability_of(gpu, profiles.declared_capability(chosen))
     plan = changing.verification_plan(site, sets, capability)
     if dry_run:
-        verifying.require_intact(site, site.history(), set())
+        measurable.require_intact(site, site.history(), (), sets)
         lacking = changing.unanswered(site, sets, chosen, demands)
         return _show_plan(output, site, plan, chosen, demands, lacking)
     if ahead:

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
 from sm120patch.claims import refuse_foreign_claims, sync_claims
-from sm120patch.errors import ConflictError, HostError, UsageError
+from sm120patch.errors import HostError, UsageError
 from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
-from sm120patch.operations import guarding, inspecting, planning, salvaging, staging
+from sm120patch.operations import (
+    guarding,
+    inspecting,
+    measurable,
+    planning,
+    salvaging,
+    staging,
+)
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
 from sm120patch.planner import Request
@@ -82,10 +89,14 @@ def apply(
         if plan.is_noop:
             owed = owed_sets(site, request, plan, profile, demands)
             return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
-        _require_measured(site, plan)
         from sm120patch.operations import verifying
 
         case = verifying.applying(site, plan)
+        if measurable.left_over(site, plan):
+            staging.execute(site, plan, "staged", command, compiled=None)
+            owed = owed_sets(site, request, plan, profile, demands)
+            return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
+        measurable.require_measured(site, plan)
         return _measured(site, case, plan, profile, reporter, command, demands, ahead)
 
 
@@ -116,12 +127,10 @@ def verify_compiled(
     capability: str | None,
 ) -> Change:
     """Compile and prove what sets on disk changed; no server is started, no state changes."""
-    from sm120patch.operations import verifying
-
     with guarding.exclusively(site, command):
         transaction.require_no_journal(site.state)
         plan = verification_plan(site, sets, capability)
-        verifying.require_intact(site, site.history(), set())
+        measurable.require_intact(site, site.history(), (), sets)
         ahead.prepare(site.history())
         return compile_present(site, plan, ahead)
 
@@ -131,28 +140,11 @@ def refuse_unmeasurable(site: Site, plan: Plan) -> None:
     from sm120patch.operations import verifying
 
     if plan.is_noop:
-        verifying.require_intact(site, site.history(), set())
-    else:
-        _require_measured(site, plan)
-        verifying.applying(site, plan)
-
-
-def _require_measured(site: Site, plan: Plan) -> None:
-    """Refuse a baseline that holds members of the request which nobody has measured.
-
-    Both arms would have them, and their effect would be credited to nobody, or worse, passed.
-    """
-    active = site.history().active
-    states = {s.id: s.state for s in inspecting.status(site).sets}
-    owed = [n for n in plan.states if n in active and states[n] is State.STAGED]
-    if owed:
-        raise ConflictError(
-            f"{', '.join(owed)} is on disk but was never verified, so it would be in both arms",
-            code="unverified-baseline",
-            hint=f"first `sm120patch verify {' '.join(owed)}`, or `sm120patch revert"
-            f" {' '.join(owed)} --cascade`",
-            details={"sets": owed},
-        )
+        measurable.require_intact(site, site.history(), (), plan.requested)
+        return
+    if not measurable.left_over(site, plan):
+        measurable.require_measured(site, plan)
+    verifying.applying(site, plan)
 
 
 def _measured(

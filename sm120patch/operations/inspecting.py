@@ -173,11 +173,11 @@ def _last(ledger: Ledger, name: str) -> Event | None:
     return None
 
 
-def broken_files(site: Site, past: History) -> list[tuple[FileKey, str]]:
-    """Files of ours that do not hold what the ledger says, each with the reason."""
+def broken_files(site: Site, past: History) -> list[tuple[FileKey, State, str]]:
+    """Files of ours that do not hold what the ledger says, each with its state and the reason."""
     facts = _facts(past, _snapshot(site, past, None))
     found = ((key, disk_state(f, facts[key])) for key, f in past.files.items())
-    return [(key, reason) for key, (state, reason) in found if state is not None]
+    return [(key, state, reason) for key, (state, reason) in found if state is not None]
 
 
 def _snapshot(

@@ -16,7 +16,6 @@ from sm120patch import transaction
 from sm120patch.disk import write_file
 from sm120patch.errors import (
     BusyError,
-    ConflictError,
     HostError,
     InterruptedByUser,
     Sm120PatchError,
@@ -26,7 +25,7 @@ from sm120patch.host import machine
 from sm120patch.journal import Side
 from sm120patch.ledger import open_ledger
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
-from sm120patch.operations import inspecting, noise, profiles, staging
+from sm120patch.operations import inspecting, measurable, noise, profiles, staging
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, Plan, sets_of
 from sm120patch.verify.commandline import Arm
@@ -74,8 +73,8 @@ class Verified:
 def applying(site: Site, plan: Plan) -> Case:
     """Case of `apply`: the plan leads from what is there to what is to be verified."""
     history = site.history()
-    planned = {(s.target, s.path) for s in plan.files}
-    require_intact(site, history, planned)
+    planned = measurable.written(history, plan)
+    measurable.require_intact(site, history, planned, plan.requested)
     return Case(
         plan=plan,
         start="a",
@@ -86,24 +85,9 @@ def applying(site: Site, plan: Plan) -> Case:
     )
 
 
-def require_intact(site: Site, history: History, planned: set[tuple[str, str]]) -> None:
-    """Evidence is for the whole content, so every file of ours must hold what the ledger says.
-
-    Files that the plan writes anyway (a set that was lost) are left out.
-    """
-    broken = [why for key, why in inspecting.broken_files(site, history) if key not in planned]
-    if broken:
-        raise ConflictError(
-            "nothing can be verified while the disk and the ledger disagree:\n"
-            + "\n".join(f"  - {why}" for why in broken),
-            code="drifted",
-            hint="apply the named sets again, or take them off with `sm120patch revert`",
-        )
-
-
 def _really_there(site: Site, history: History, planned: set[tuple[str, str]]) -> History:
     """Ledger state without the files, and the sets, that a reinstallation took away."""
-    lost = {key for key, _ in inspecting.broken_files(site, history) if key in planned}
+    lost = {key for key, *_ in inspecting.broken_files(site, history) if key in planned}
     if not lost:
         return history
     files = {key: f for key, f in history.files.items() if key not in lost}
@@ -115,7 +99,7 @@ def _really_there(site: Site, history: History, planned: set[tuple[str, str]]) -
 def reverifying(site: Site, plan: Plan) -> Case:
     """Case of `verify`: `plan` would take the sets off; that is the other side, `a`."""
     history = site.history()
-    require_intact(site, history, set())
+    measurable.require_intact(site, history, (), plan.requested)
     return Case(
         plan=plan,
         start="b",
