@@ -4,7 +4,7 @@ Writes the target through `transaction` only, and one event to the ledger if the
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from sm120patch.errors import ConflictError, RecoveryNeededError
@@ -102,12 +102,13 @@ def _close(transaction: Transaction) -> None:
         ) from error
 
 
-def collect(state: StateDirectory) -> int:
+def collect(state: StateDirectory, needed: Callable[[], set[str]]) -> int:
     """Remove contents that no event and no file of the ledger speaks of; return how many.
 
-    They come from commands that were killed before they could begin. The caller holds the lock.
-    Without a ledger, or with an open journal, everything is kept, and so is what the disk does not
-    let go: it takes room and nothing else.
+    They come from commands that were killed before they could begin, or the ledger is older than
+    the environment: `needed`, asked only then, names what is worth keeping all the same. The
+    caller holds the lock. Without a ledger, or with an open journal, everything is kept, and so is
+    what the disk does not let go: it takes room and nothing else.
     """
     if state.journal.exists():
         return 0
@@ -116,4 +117,5 @@ def collect(state: StateDirectory) -> int:
             return 0
         known = ledger.contents()
     store = Store(state)
-    return store.drop(store.digests() - known)
+    unknown = store.digests() - known
+    return store.drop(unknown - needed()) if unknown else 0

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 @click.option(
     "--lost-ledger",
     is_flag=True,
-    help="The ledger is gone or damaged: put upstream's content back into every file of ours.",
+    help="The ledger is gone, damaged, or older than the environment: put upstream's content"
+    " back into every file of ours.",
 )
 @environment_options
 @pass_output
@@ -46,7 +47,8 @@ def recover(
     site = open_site(env, python, catalogue=catalogue, tolerant=True)
     if lost_ledger:
         return _salvage(output, site)
-    result = changing.recover(site, keep_foreign=keep_foreign)
+    result, unexplained = changing.recover(site, keep_foreign=keep_foreign)
+    _warn_of_originals(output, unexplained)
     if result is None:
         output.data(_result("nothing"), "nothing to recover")
         return ExitCode.OK
@@ -56,13 +58,25 @@ def recover(
     return ExitCode.OK
 
 
+def _warn_of_originals(output: Output, files: Sequence[str]) -> None:
+    if files:
+        output.talk(
+            f"warning: the ledger does not speak of {', '.join(files)}, which are not upstream's;"
+            " the store keeps their originals"
+        )
+        output.talk(
+            "hint: `sm120patch adopt SET` takes a set that is there into the ledger;"
+            " `sm120patch recover --lost-ledger` puts upstream's content back"
+        )
+
+
 def _salvage(output: Output, site: Site) -> int:
     from sm120patch.operations.salvaging import salvage
 
     found = salvage(site, command_line())
     lines = [f"upstream's content is back: {path}" for path in found.restored]
     lines += [f"left as found, not ours: {path}" for path in found.left]
-    lines += [f"the damaged ledger is now {found.moved}"] if found.moved else []
+    lines += [f"the ledger from before is now {found.moved}"] if found.moved else []
     result = _result("salvaged", None, found.left, found.restored, found.moved)
     output.data(result, "\n".join(lines or ["no file holds a content of ours"]))
     return ExitCode.OK

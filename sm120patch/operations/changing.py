@@ -283,13 +283,29 @@ def revert(site: Site, plan: Plan, *, command: str) -> Change:
     return Change(plan, "reverted")
 
 
-def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
+class Settled(NamedTuple):
+    """What `recover` did, and what it found."""
+
+    recovery: recovery.Recovery | None
+    """None when nothing was interrupted."""
+    unexplained: tuple[str, ...] = ()
+    """Files whose originals are in the store while the ledger does not speak of them."""
+
+
+def recover(site: Site, *, keep_foreign: bool) -> Settled:
     """Settle an interrupted command, and clear away what dead commands left under the prefix.
 
-    Returns None when nothing was interrupted; HostError where the ledger is damaged or gone.
+    Raises HostError where the ledger is damaged or gone.
     """
     if site.journal() is None and not site.state.path.is_dir():
-        return None
+        return Settled(None)
+    files: list[str] = []
+
+    def needed() -> set[str]:
+        found = salvaging.unexplained(site)
+        files.extend(found.files)
+        return found.contents
+
     try:
         with guarding.exclusively(site, "recover"):
             roots = {n: str(i.root) for n, i in site.environment.installations.items()}
@@ -300,7 +316,7 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
                 # It is settled by now: a claim that cannot be written must not hide that.
                 with contextlib.suppress(OSError, HostError):
                     sync_claims(site.environment, site.history())
-            recovery.collect(site.state)
+            recovery.collect(site.state, needed)
     except HostError as error:
         # A read-only environment in which nothing was interrupted needs nothing.
         settled = site.journal() is None and site.state.path.is_dir()
@@ -309,5 +325,5 @@ def recover(site: Site, *, keep_foreign: bool) -> recovery.Recovery | None:
         # A ledger that cannot be read, or is gone, is something: its error names the way out.
         site.history()
         salvaging.refuse_lost(site)
-        return None
-    return result
+        return Settled(None)
+    return Settled(result, tuple(files))

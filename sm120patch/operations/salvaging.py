@@ -28,7 +28,7 @@ NAME = "lost-ledger"
 
 
 class Salvaged(NamedTuple):
-    """What was put back, what was left alone, and where a damaged ledger is now."""
+    """What was put back, what was left alone, and where a useless ledger is now."""
 
     restored: tuple[str, ...]
     left: tuple[str, ...]
@@ -79,8 +79,38 @@ def refuse_lost(site: Site) -> None:
         )
 
 
+class Unexplained(NamedTuple):
+    """What the disk says of contents that the ledger does not speak of."""
+
+    contents: set[str]
+    """Everything that a file holds in place of upstream's, and upstream's of every such file."""
+    files: tuple[str, ...]
+    """Files that were ours: the store has what they hold and what upstream shipped."""
+
+
+def unexplained(site: Site) -> Unexplained:
+    """Look for what a ledger does not know that was restored from an older copy, or is another's.
+
+    Hashes every file that RECORD lists. Of a checkout git has the originals.
+    """
+    stored, past = site.store.digests(), site.history()
+    contents: set[str] = set()
+    files = []
+    for name, installation in site.environment.installations.items():
+        for difference in verify_records(installation):
+            expected, found = difference.expected or "", difference.found or ""
+            contents |= {expected, found}
+            owned = past.files.get((name, difference.path))
+            ours = {expected, found} <= stored and (owned is None or owned.current_sha256 != found)
+            files += [difference.path] if ours else []
+    return Unexplained(contents, tuple(sorted(files)))
+
+
 def _require_lost(site: Site) -> bool:
-    """Return whether there is a damaged ledger; UsageError when nothing was lost."""
+    """Return whether there is a ledger to put aside: damaged, or older than what is on disk.
+
+    UsageError when nothing was lost.
+    """
     if not site.state.ledger.exists():
         if site.store.digests():
             return False
@@ -96,6 +126,8 @@ def _require_lost(site: Site) -> bool:
         if error.code == "ledger-damaged":
             return True
         raise
+    if unexplained(site).files:
+        return True
     raise UsageError(
         f"the ledger {site.state.ledger} is intact",
         hint="`sm120patch revert --all` takes everything off",
@@ -103,7 +135,7 @@ def _require_lost(site: Site) -> bool:
 
 
 def _move_aside(site: Site) -> Path:
-    """Keep a damaged ledger under another name, with the journal that SQLite left to it."""
+    """Keep a ledger under another name, with the journal that SQLite left to it."""
     ledger = site.state.ledger
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     moved = ledger.with_name(f"{ledger.name}.damaged-{stamp}-{os.getpid()}")

@@ -16,7 +16,7 @@ from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import open_ledger, read_ledger
 from sm120patch.plan import History
 from tests.support.audited import FILES, publish
-from tests.support.catalogue import A_TEXT, KERNEL, A
+from tests.support.catalogue import A_TEXT, KERNEL, KERNEL_TEXT, A
 from tests.support.command import CHECKOUT, run_after
 from tests.support.faults.rejecting import STAND_IN, write_profile
 from tests.support.place import A_WITH_ONE, KERNEL_OPEN, Checkout, Place, checked, refused
@@ -419,3 +419,54 @@ held.execute("SELECT count(*) FROM events").fetchone()
     assert json.loads(kept.read_text())["verdict"] == "regressed"
     assert place.facts() == before and place.litter() == []
     assert place.states()["kernel"] == "absent"
+
+
+# --- a ledger that is older than the environment -------------------------------------------------
+
+
+def put_back_an_older_ledger(place: Place, *sets: str) -> None:
+    """Restore the ledger from a copy that was made before `sets` were applied."""
+    ledger = place.state / "ledger.sqlite3"
+    place.stage("two")
+    place.done("revert", "--all")
+    older = ledger.read_bytes()
+    place.stage(*sets)
+    ledger.write_bytes(older)
+
+
+def test_recover_keeps_the_originals_that_an_older_ledger_does_not_know(place: Place) -> None:
+    put_back_an_older_ledger(place, "one", "kernel")
+    after = place.facts()
+    for _ in range(2):
+        ran = place.run("recover")
+        assert (ran.code, ran.result["outcome"]) == (0, "nothing")
+        assert f"does not speak of {KERNEL}, {A}" in ran.err.replace("\n", " ")
+        assert "sm120patch adopt SET" in ran.err and "recover --lost-ledger" in ran.err
+    assert place.facts() == after
+    place.done("adopt", "one", "kernel", "--offline", "--gpu", "12.0")
+    assert "warning" not in place.run("recover").err
+    place.done("revert", "--all")
+    assert place.changed() == set() and place.read(KERNEL) == KERNEL_TEXT
+
+
+def test_an_older_ledger_is_set_aside_on_the_way_back_to_upstream(place: Place) -> None:
+    put_back_an_older_ledger(place, "one", "kernel")
+    result = place.done("recover", "--lost-ledger")
+    assert set(result["restored"]) == {A, KERNEL} and Path(result["moved"]).is_file()
+    assert place.changed() == set() and place.litter() == []
+
+
+def test_the_original_of_an_edit_on_top_of_a_patch_is_no_rubbish(place: Place) -> None:
+    put_back_an_older_ledger(place, "kernel")
+    place.write(KERNEL, KERNEL_OPEN + "// mine\n")
+    place.done("recover")
+    shown = place.run("diff", KERNEL, "--offline").result["files"]
+    assert "+// mine" in shown[0]["diff"], shown
+
+
+def test_an_edit_of_what_was_patched_once_makes_no_ledger_old(place: Place) -> None:
+    place.stage("kernel")
+    place.done("revert", "--all")
+    place.write(KERNEL, KERNEL_TEXT + "// mine\n")
+    refused(place.run("recover", "--lost-ledger"), 2, "intact")
+    assert "warning" not in place.run("recover").err
