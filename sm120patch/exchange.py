@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from sm120patch import disk
 from sm120patch.errors import ConflictError, RecoveryNeededError
-from sm120patch.journal import JournalFile, Side
+from sm120patch.journal import SIDES, JournalFile, Side, opposite
 from sm120patch.model import ABSENT
 
 Contents = Callable[[str], bytes | None]
 _KEPT = ".kept"
-SIDES: tuple[Side, Side] = ("a", "b")
 
 
 class Ready(NamedTuple):
@@ -27,11 +26,6 @@ class Ready(NamedTuple):
 
     entry: JournalFile
     name: str | None
-
-
-def other(side: Side) -> Side:
-    """The side that is not `side`."""
-    return "b" if side == "a" else "a"
 
 
 def short(digest: str) -> str:
@@ -144,9 +138,9 @@ def exchange(ready: Ready, side: Side, tx: str, command: str) -> None:
     """
     entry = ready.entry
     held = require_known(entry, command)  # Staging took time: somebody may have written meanwhile.
-    leaving = held == entry.sha256(other(side)) and entry.a_sha256 != entry.b_sha256
+    leaving = held == entry.sha256(opposite(side)) and entry.a_sha256 != entry.b_sha256
     with disk.spot(entry.root, entry.path) as place:
-        kept = _kept(place, other(side), tx)
+        kept = _kept(place, opposite(side), tx)
         if ready.name is None:
             if held != ABSENT:
                 disk.rename(place, kept.name)
@@ -191,7 +185,7 @@ def passing(entries: Iterable[JournalFile], tx: str) -> set[tuple[str, str]]:
     found = set()
     for entry in entries:
         directory, slash, name = entry.path.rpartition("/")
-        found |= {(entry.target, f"{directory}{slash}{other}") for other in names(name, tx)}
+        found |= {(entry.target, f"{directory}{slash}{beside}") for beside in names(name, tx)}
     return found
 
 

@@ -15,9 +15,15 @@ from sm120patch.errors import HostError, RecoveryNeededError
 from sm120patch.plan import History, sets_of
 
 Side = Literal["a", "b"]
+SIDES: tuple[Side, Side] = ("a", "b")
 SCHEMA = 1
 MAX_BYTES = 32 << 20
 """Largest journal that is read: thousands of files."""
+
+
+def opposite(side: Side) -> Side:
+    """The side that is not `side`."""
+    return "b" if side == "a" else "a"
 
 
 class JournalFile(NamedTuple):
@@ -146,7 +152,7 @@ def read_journal(path: Path) -> Journal | None:
 
 
 def _check(journal: Journal) -> None:
-    sides: tuple[object, ...] = ("a", "b")
+    sides: tuple[object, ...] = SIDES
     if journal.restore not in sides or journal.at not in sides:
         raise ValueError("unknown side")
     if journal.moving_to not in (*sides, None):

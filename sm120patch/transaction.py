@@ -30,6 +30,7 @@ from sm120patch.journal import (
     Journal,
     JournalFile,
     Side,
+    opposite,
     read_journal,
     remove_journal,
     write_journal,
@@ -135,7 +136,7 @@ class Transaction:
     def _moved(self, side: Side) -> bool:
         """Tell whether a file holds the other side's content: only then is there work to undo."""
         return any(
-            exchange.found(e.root, e.path) == e.sha256(exchange.other(side))
+            exchange.found(e.root, e.path) == e.sha256(opposite(side))
             for e in self.journal.files
             if e.a_sha256 != e.b_sha256
         )

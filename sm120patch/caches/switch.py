@@ -23,7 +23,7 @@ from sm120patch.caches.builds import (
 )
 from sm120patch.environment import Environment
 from sm120patch.errors import BusyError
-from sm120patch.journal import CacheScope, Side
+from sm120patch.journal import SIDES, CacheScope, Side, opposite
 from sm120patch.plan import FileStep
 
 TARGET = "flashinfer-python"
@@ -122,7 +122,7 @@ def moves(entry: Entry, scope: CacheScope, at: Side, to: Side) -> tuple[Move, ..
 def park(scope: CacheScope, at: Side, contents: Contents, step: Callable[[str], None]) -> None:
     """Put the builds of side `at` away; call before the first file changes."""
     for entry in scan(scope, contents).entries:
-        keys = {key_of(entry, scope, side) for side in ("a", "b")}
+        keys = {key_of(entry, scope, side) for side in SIDES}
         if len(keys) == 2:
             key = key_of(entry, scope, at)
             shelf.park(entry, key, trusted=keys, checks=_checks(entry, scope), step=step)
@@ -132,7 +132,7 @@ def place(scope: CacheScope, side: Side, contents: Contents, step: Callable[[str
     """Bring the builds of `side` back, or leave room for them; call after the last file."""
     for entry in scan(scope, contents).entries:
         key = key_of(entry, scope, side)
-        other = key_of(entry, scope, "b" if side == "a" else "a")
+        other = key_of(entry, scope, opposite(side))
         if key != other:
             # Only headers changed: what does not include them need not be compiled again.
             seed = other if entry.kind is Kind.FLASHINFER and _headers(entry, scope) else None

@@ -16,7 +16,7 @@ from sm120patch.claims import sync_claims
 from sm120patch.environment import read_back
 from sm120patch.errors import ConflictError, HostError
 from sm120patch.evidence import Event, Evidence
-from sm120patch.journal import Side
+from sm120patch.journal import Side, opposite
 from sm120patch.ledger import PATIENCE, open_ledger, read_ledger
 from sm120patch.model import ABSENT
 from sm120patch.operations.site import Site
@@ -86,7 +86,6 @@ def settings_for(
     scope = switch.scope_for(
         site.environment, a, b, pristine, places, variables, _tactics(site, history, plan)
     )
-    other: Side = "b" if start == "a" else "a"
     return transaction.Settings(
         command=command,
         sets=tuple(dict.fromkeys((*(r.id for r in plan.add), *plan.remove, *plan.requested))),
@@ -96,7 +95,7 @@ def settings_for(
         start=start,
         pycache_prefix=_bytecode_trees(site, environ or {}),
         caches=scope,
-        mtimes=switch.kept_times(scope, other, site.store.get) if scope else {},
+        mtimes=switch.kept_times(scope, opposite(start), site.store.get) if scope else {},
     )
 
 
