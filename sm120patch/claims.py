@@ -17,6 +17,7 @@ from sm120patch.environment import Checkout, Environment
 from sm120patch.errors import BusyError, ConflictError, HostError, RecoveryNeededError
 from sm120patch.ledger import read_ledger
 from sm120patch.plan import History
+from sm120patch.store import StateDirectory
 
 CLAIM_NAME = "sm120patch-claim.json"
 LOCK_NAME = "sm120patch-claim.lock"
@@ -127,7 +128,7 @@ def _foreign_owners(environment: Environment) -> dict[str, str]:
 
 
 def _ledger(prefix: str) -> Path:
-    return Path(prefix) / ".sm120patch" / "ledger.sqlite3"
+    return StateDirectory.of(Path(prefix)).ledger
 
 
 def sync_claims(environment: Environment, history: History) -> None:

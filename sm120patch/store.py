@@ -52,6 +52,15 @@ class StateDirectory(NamedTuple):
         return self.path / "journal.json"
 
     @property
+    def objects(self) -> Path:
+        """Directory of the contents, see `content`."""
+        return self.path / "objects"
+
+    def content(self, digest: str) -> Path:
+        """File that holds the content of that sha256."""
+        return self.objects / digest[:2] / digest[2:]
+
+    @property
     def logs(self) -> Path:
         """Directory for the output of servers that a verification starts."""
         return self.path / "logs"
@@ -73,7 +82,7 @@ class StateDirectory(NamedTuple):
         """
         self.require_real()
         try:
-            for directory in (self.path, self.path / "objects", self.logs):
+            for directory in (self.path, self.objects, self.logs):
                 make_directory(directory)
             self._explain()
         except OSError as error:
@@ -165,7 +174,7 @@ class StateDirectory(NamedTuple):
 
     def _sweep(self) -> None:
         sweep(self.path)
-        for directory in (self.path / "objects").iterdir():
+        for directory in self.objects.iterdir():
             sweep(directory)
 
 
@@ -198,10 +207,10 @@ class Store:
     """Contents by sha256. What is returned was re-hashed; what is put was synced."""
 
     def __init__(self, state: StateDirectory) -> None:
-        self._objects = state.path / "objects"
+        self._state = state
 
     def _path(self, digest: str) -> Path:
-        return self._objects / digest[:2] / digest[2:]
+        return self._state.content(digest)
 
     def put(self, data: bytes, *, private: bool = False) -> str:
         """Keep `data` durably and return its digest; an intact copy is left as it is.
@@ -227,7 +236,7 @@ class Store:
         """Names of everything that is kept, intact or not."""
         found = set()
         with contextlib.suppress(OSError):
-            for entry in self._objects.glob("??/*"):
+            for entry in self._state.objects.glob("??/*"):
                 if not entry.name.startswith(TEMP_PREFIX):
                     found.add(entry.parent.name + entry.name)
         return found

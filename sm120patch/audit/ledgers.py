@@ -127,5 +127,5 @@ def claimant(tree: Tree, git_dir: str, prefix: str) -> str | None:
         return None
     if tree.is_host and os.path.realpath(owner) == os.path.realpath(prefix):
         return None
-    ledger = f"{owner}/{DIRECTORY_NAME}/ledger.sqlite3"
-    return owner if owner != prefix and tree.is_file(ledger) else None
+    ledger = StateDirectory.of(Path(owner)).ledger
+    return owner if owner != prefix and tree.is_file(str(ledger)) else None

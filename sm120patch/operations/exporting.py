@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import importlib.util
 import os
 import time
@@ -19,8 +18,9 @@ from sm120patch.audit.findings import EnvironmentReport, FileReport, HostReport,
 from sm120patch.audit.tree import Tree
 from sm120patch.disk import write_file
 from sm120patch.errors import HostError, UsageError
-from sm120patch.model import PatchSet
+from sm120patch.model import PatchSet, sha256_hex
 from sm120patch.published import Shelf, cache_directory
+from sm120patch.store import StateDirectory
 
 _MOST_BYTES = 1 << 22
 """Largest file that a diff is made of."""
@@ -144,7 +144,7 @@ def _diff(
         return ""
     after = tree.read(f"{package.root}/{file.path}", _MOST_BYTES)
     before = _pristine(tree, environment, package, file, shelf)
-    if before is None or after is None or hashlib.sha256(after).hexdigest() != file.sha256:
+    if before is None or after is None or sha256_hex(after) != file.sha256:
         return ""
     return make_diff(file.path, before, after)
 
@@ -160,12 +160,11 @@ def _pristine(
     digest = file.pristine_sha256
     if digest is None:
         return b""
-    kept = tree.read(
-        f"{environment.prefix}/.sm120patch/objects/{digest[:2]}/{digest[2:]}", _MOST_BYTES
-    )
+    stored = StateDirectory.of(Path(environment.prefix)).content(digest)
+    kept = tree.read(str(stored), _MOST_BYTES)
     if kept is None and shelf is not None:
         with contextlib.suppress(HostError):
             kept = shelf.get(package.target, package.version).read([file.path]).get(file.path)
-    if kept is None or hashlib.sha256(kept).hexdigest() != digest:
+    if kept is None or sha256_hex(kept) != digest:
         return None
     return kept

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sm120patch.errors import HostError, UsageError
 from sm120patch.redaction import redact_output
+from sm120patch.store import StateDirectory
 from sm120patch.verify.commandline import ArmCommand
 from sm120patch.verify.processes import group_members
 from sm120patch.verify.profile import Profile, ServerSettings
@@ -156,7 +157,8 @@ def log_path(profile: Profile, label: str) -> Path:
     if profile.server.log:
         base = Path(profile.server.log)
     else:
-        base = Path(profile.prefix, ".sm120patch", "logs", f"server-{profile.server.port}.log")
+        logs = StateDirectory.of(Path(profile.prefix)).logs
+        base = logs / f"server-{profile.server.port}.log"
     return base.with_name(f"{base.stem}.{label}{base.suffix or '.log'}")
 
 
