@@ -5,13 +5,13 @@ Reads a catalogue directory and runs `ssh-keygen -Y`; `sign` writes two files in
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 from pathlib import Path
 
 from sm120patch.disk import write_file
 from sm120patch.errors import CatalogueError, HostError, UsageError
+from sm120patch.model import sha256_hex
 
 LIST = "CATALOGUE.sha256"
 SIGNATURE = f"{LIST}.sig"
@@ -39,7 +39,7 @@ def listing(directory: Path) -> bytes:
             if len(lines) >= _MAX_FILES or total > _MAX_BYTES:
                 raise _fault(directory, f"more than {_MAX_FILES} files or {_MAX_BYTES} bytes")
             name = path.relative_to(directory).as_posix()
-            lines.append(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n")
+            lines.append(f"{sha256_hex(path.read_bytes())}  {name}\n")
     return "".join(sorted(lines, key=lambda line: line[66:])).encode("utf-8", "surrogateescape")
 
 

@@ -4,7 +4,6 @@ Reads disk; writes the stat cache only.
 """
 
 import contextlib
-import hashlib
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from sm120patch.audit.layout import Copy
 from sm120patch.audit.statcache import Cached, StatCache, now_ns
 from sm120patch.audit.tree import Tree
 from sm120patch.environment.records import Difference, RecordTable, parse_record, safe_relative
+from sm120patch.model import sha256_hex
 
 _MAX_RECORD = 64 << 20
 _PROBES = 4
@@ -106,7 +106,7 @@ def _wheel(
     means: Means, copy: Copy, asked: Collection[str], listing: Listing, data: bytes, started: int
 ) -> Callable[[], Comparison]:
     assert copy.record is not None
-    basis = hashlib.sha256(data).hexdigest()
+    basis = sha256_hex(data)
     place = f"{means.tree.root}:{copy.root}:{copy.target}"
     cached = means.cache.read(place) if means.cache is not None and means.quick else None
     _add_metadata(means.tree, copy, listing)
@@ -279,7 +279,7 @@ def _against_commit(
 
 def _shipped(tree: Tree, commit: Commit, blob: bytes) -> str | None:
     data = gittree.read_blob(tree, commit, blob)
-    return None if data is None else hashlib.sha256(data).hexdigest()
+    return None if data is None else sha256_hex(data)
 
 
 def _changed(
@@ -292,9 +292,9 @@ def _changed(
     found = digest.sha256.hex()
     if data.startswith(b"version https://git-lfs") and f"oid sha256:{found}".encode() in data:
         return None
-    if found == hashlib.sha256(data.replace(b"\n", b"\r\n")).hexdigest():
+    if found == sha256_hex(data.replace(b"\n", b"\r\n")):
         return None  # Checked out with the line ends of another system.
-    return Difference(path, "changed", hashlib.sha256(data).hexdigest(), found)
+    return Difference(path, "changed", sha256_hex(data), found)
 
 
 # --- both --------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ uv and conda link files from their caches into environments. An edit that is wri
 link is in the cache as well, and every later install brings it back.
 """
 
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from sm120patch import fingerprints
 from sm120patch.audit.findings import EnvironmentReport, FileState, Finding, Kind, PackageReport
 from sm120patch.audit.tree import Tree
 from sm120patch.environment.records import parse_record
-from sm120patch.model import IMPORT_NAMES
+from sm120patch.model import IMPORT_NAMES, sha256_hex
 from sm120patch.plan import sets_of
 
 _ARCHIVES = "archive-v0"
@@ -89,7 +88,7 @@ def in_cache(tree: Tree, copy: CachedCopy, wanted: Iterable[str]) -> Iterator[Fi
         content = tree.read(f"{copy.root}/{path}", _MAX_FILE) if entry else None
         if entry is None or entry.sha256 is None or content is None:
             continue
-        found = hashlib.sha256(content).hexdigest()
+        found = sha256_hex(content)
         if found != entry.sha256:
             known = fingerprints.recognise(copy.target, path, found)
             said = f"; this is {known}" if known else ""
