@@ -11,6 +11,7 @@ from enum import Enum
 
 from sm120patch.errors import UsageError
 from sm120patch.plan import Launch
+from sm120patch.policy import merge_launches
 from sm120patch.redaction import redact_arguments, redact_environment
 from sm120patch.verify.profile import Profile
 
@@ -60,7 +61,7 @@ def arms(profile: Profile, launch: Launch, base: Launch | None = None) -> Arms:
     UsageError when an external server cannot be given what the sets need.
     """
     base = base or Launch()
-    full = _joined(base, launch)
+    full = merge_launches([base, launch])
     server = profile.server
     if server.external:
         _check_external(profile, full)
@@ -82,11 +83,9 @@ def arms(profile: Profile, launch: Launch, base: Launch | None = None) -> Arms:
 
 def adds_nothing(launch: Launch, base: Launch) -> bool:
     """True when the patched arm is started like the baseline because `base` has all of it."""
+    full = merge_launches([base, launch])
     needs = bool(launch.args or launch.env)
-    return needs and (_joined(base, launch).args, {**base.env, **launch.env}) == (
-        base.args,
-        dict(base.env),
-    )
+    return needs and (full.args, full.env) == (base.args, base.env)
 
 
 def strip_options(command: Iterable[str], strip: Mapping[str, int]) -> tuple[str, ...]:
@@ -105,18 +104,6 @@ def strip_options(command: Iterable[str], strip: Mapping[str, int]) -> tuple[str
         elif word.partition("=")[0] not in strip:
             kept.append(word)
     return tuple(kept)
-
-
-def _joined(base: Launch, launch: Launch) -> Launch:
-    """Both launches in one; arguments that the base already gives are not repeated."""
-    width = len(launch.args)
-    windows = [base.args[i : i + width] for i in range(len(base.args) - width + 1)]
-    return Launch(
-        args=base.args if launch.args in windows else (*base.args, *launch.args),
-        env={**base.env, **launch.env},
-        strip={**base.strip, **launch.strip},
-        strip_env=(*base.strip_env, *launch.strip_env),
-    )
 
 
 def _expand(
