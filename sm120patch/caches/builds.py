@@ -19,6 +19,8 @@ MARKER = ".sm120patch-build.json"
 TVM_LOCK = "lock"
 OURS = {MARKER, f"{MARKER}.new"}
 SHELF = ".sm120patch"
+LOCKS = "locks"
+"""Directory on a shelf with locks of ours, where a builder has none."""
 COPY = ".copy-"
 """Begin of the name of a copy that is being made; one that a kill left can go."""
 UNOWNED = "unowned"
@@ -81,7 +83,7 @@ class Entry(NamedTuple):
             return self.cached_ops / "tmp" / f"{self.module}.lock"
         if self.kind is Kind.SGLANG:
             return self.live / TVM_LOCK
-        return self.workspace / SHELF / "locks" / f"{self.module}.lock"
+        return self.workspace / SHELF / LOCKS / f"{self.module}.lock"
 
     def slot(self, key: str) -> Path:
         """Where the build of content `key` stands while another one is live."""
@@ -112,7 +114,7 @@ class Build(NamedTuple):
     """Identity of everything else that it was built from (see `freshness.identity`)."""
 
 
-ABSENT = Build(False, None)
+NOTHING = Build(False, None)
 
 
 def plain_name(text: str) -> bool:
@@ -135,7 +137,7 @@ def inspect(directory: Path, entry: Entry) -> Build:
     try:
         names = {child.name for child in directory.iterdir()}
     except FileNotFoundError:
-        return ABSENT
+        return NOTHING
     except OSError as error:
         raise refused("read", directory, error) from error
     if directory.is_symlink():
@@ -191,6 +193,29 @@ def pending_moves(
     if stored(entry, to_key):
         moves.append(Move(entry.slot(to_key), entry.live))
     return tuple(moves)
+
+
+def directories_in(parent: Path, problems: list[str]) -> list[Path]:
+    """Real sub-directories with harmless names, sorted; a link that could lead out is a problem."""
+    if parent.is_symlink():
+        problems.append(f"{parent} is a symbolic link and was not followed")
+        return []
+    try:
+        with os.scandir(parent) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        problems.append(f"cannot read {parent}: {error.strerror}")
+        return []
+    found = []
+    for entry in entries:
+        if entry.is_symlink():
+            if entry.is_dir():
+                problems.append(f"{entry.path} is a symbolic link and was not followed")
+        elif entry.is_dir() and plain_name(entry.name):
+            found.append(Path(entry.path))
+    return found
 
 
 def size_of(directory: Path) -> int:

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from sm120patch.caches.builds import SHELF, Entry, plain_name
+from sm120patch.caches.builds import SHELF, Entry, directories_in, plain_name
 from sm120patch.caches.generators import ANY, changed_modules, modules_from
 from sm120patch.caches.includes import IncludeGraph
-from sm120patch.caches.ninja import BuildFile, read_build_file, read_deps_log
+from sm120patch.caches.ninja import CXX_SUFFIXES, BuildFile, read_build_file, read_deps_log
 
 _SHARED_GENERATORS = frozenset(
     f"flashinfer/{name}"
@@ -27,7 +27,6 @@ _SHARED_GENERATORS = frozenset(
 
 _SOURCES = ("flashinfer/data/csrc", "flashinfer/data/include")
 _UNKNOWN_VERSION = "0.0.0+unknown"
-_CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 
 
 class ChangedFile(NamedTuple):
@@ -123,7 +122,7 @@ def expected_modules(root: Path, changed: Sequence[ChangedFile]) -> tuple[str, .
         reaching = [
             source.name
             for source in sorted((root / _SOURCES[0]).rglob("*"))
-            if source.suffix in (".cu", *_CXX_SUFFIXES)
+            if source.suffix in (".cu", *CXX_SUFFIXES)
             and graph.reaches(os.fspath(source), directories, wanted)
         ]
         found += _mentioning(root, reaching)
@@ -205,7 +204,7 @@ class _Scan:
                 foreign = foreign or (None if full in self._wanted else full)
         logged = {Path(output).name for output in log or {}}
         for output, source in build.sources.items():
-            if Path(output).name in logged and not source.endswith(_CXX_SUFFIXES):
+            if Path(output).name in logged and not source.endswith(CXX_SUFFIXES):
                 continue
             mapped = self._own(source, workspace)
             foreign = foreign or (source if mapped != source else None)
@@ -276,37 +275,14 @@ def _modules(
 ) -> Iterator[tuple[str, str, list[Path]]]:
     """(arch, module, its directories: live first, then put away) for every module of a version."""
     found: dict[tuple[str, str], list[Path]] = {}
-    for arch in _directories(workspace / version, problems):
-        for module in _directories(arch / "cached_ops", problems):
+    for arch in directories_in(workspace / version, problems):
+        for module in directories_in(arch / "cached_ops", problems):
             if module.name != "tmp":
                 found.setdefault((arch.name, module.name), []).append(module)
-    for key in _directories(workspace / SHELF, problems):
-        for arch in _directories(key / version, problems):
-            for module in _directories(arch, problems):
+    for key in directories_in(workspace / SHELF, problems):
+        for arch in directories_in(key / version, problems):
+            for module in directories_in(arch, problems):
                 name = module.name.partition("~")[0]
                 found.setdefault((arch.name, name), []).append(module)
     for (arch_name, module_name), directories in sorted(found.items()):
         yield arch_name, module_name, directories
-
-
-def _directories(parent: Path, problems: list[str]) -> list[Path]:
-    """Real sub-directories with harmless names; a link that could lead out is a problem."""
-    if parent.is_symlink():
-        problems.append(f"{parent} is a symbolic link and was not followed")
-        return []
-    try:
-        with os.scandir(parent) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        problems.append(f"cannot read {parent}: {error.strerror}")
-        return []
-    found = []
-    for entry in entries:
-        if entry.is_symlink():
-            if entry.is_dir():
-                problems.append(f"{entry.path} is a symbolic link and was not followed")
-        elif entry.is_dir() and plain_name(entry.name):
-            found.append(Path(entry.path))
-    return found

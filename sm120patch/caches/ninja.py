@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
+"""Sources whose dependency log tells too little: to g++ FlashInfer's headers are system headers."""
 _SIGNATURE = b"# ninjadeps\n"
 _MAX_RECORD = (1 << 19) - 1
 _MAX_FILE = 256 << 20

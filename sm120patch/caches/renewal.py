@@ -7,9 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sm120patch.caches.includes import IncludeGraph
-from sm120patch.caches.ninja import BuildFile, read_build_file, read_deps_log
-
-_CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
+from sm120patch.caches.ninja import CXX_SUFFIXES, BuildFile, read_build_file, read_deps_log
 
 
 def renewed(directory: Path, headers: Collection[Path]) -> frozenset[str] | None:
@@ -30,7 +28,7 @@ def renewed(directory: Path, headers: Collection[Path]) -> frozenset[str] | None
         made_from = inputs.get(_full(directory, output))
         if made_from is None:
             return None
-        if source.endswith(_CXX_SUFFIXES) and _reaches(source, build, wanted):
+        if source.endswith(CXX_SUFFIXES) and _reaches(source, build, wanted):
             return None
         if any(_full(directory, name) in wanted for name in made_from):
             hit.add(_full(directory, output))

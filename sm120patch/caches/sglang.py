@@ -18,9 +18,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from sm120patch.caches.builds import SHELF, Entry, Kind, plain_name
+from sm120patch.caches.builds import LOCKS, SHELF, Entry, Kind, directories_in, plain_name
 from sm120patch.caches.includes import IncludeGraph
-from sm120patch.caches.ninja import read_build_file, read_deps_log
+from sm120patch.caches.ninja import CXX_SUFFIXES, read_build_file, read_deps_log
 
 PREFIX = "sgl_kernel_jit_"
 """Begin of the names of SGLang's modules among those of others that use tvm-ffi."""
@@ -28,7 +28,6 @@ MANAGED = "v2"
 """Directory in FlashInfer's own store, whose sub-directories are named by hashes."""
 ARCH_IN_NAME = "__arch_"
 """From 0.5.14 on the name tells the architecture: other flags, another directory."""
-_CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 _SHAPING = ("sglang/jit_kernel/utils", "sglang/kernels/jit/utils")
 """Files that choose the compiler flags of every module."""
 
@@ -117,27 +116,15 @@ def _existing(places: Iterable[Path]) -> tuple[Path, ...]:
 def _modules(workspace: Path, problems: list[str]) -> dict[str, list[Path]]:
     """SGLang's modules by name: the live directory first, then those put away."""
     found: dict[str, list[Path]] = {}
-    shelves = [shelf for shelf in _children(workspace / SHELF, problems) if shelf.name != "locks"]
+    shelves = [
+        shelf for shelf in directories_in(workspace / SHELF, problems) if shelf.name != LOCKS
+    ]
     for parent in (workspace, *shelves):
-        for place in _children(parent, problems):
+        for place in directories_in(parent, problems):
             name = place.name.partition("~")[0]
             if name.startswith(PREFIX):
                 found.setdefault(name, []).append(place)
     return found
-
-
-def _children(parent: Path, problems: list[str]) -> list[Path]:
-    try:
-        with os.scandir(parent) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        problems.append(f"cannot read {parent}: {error.strerror}")
-        return []
-    links = [entry for entry in entries if entry.is_symlink()]
-    problems += [f"{e.path} is a symbolic link and was not followed" for e in links if e.is_dir()]
-    return [Path(e.path) for e in entries if e not in links and e.is_dir() and plain_name(e.name)]
 
 
 def _inputs(directory: Path, roots: Roots, wanted: Mapping[str, str]) -> set[str]:
@@ -150,7 +137,7 @@ def _inputs(directory: Path, roots: Roots, wanted: Mapping[str, str]) -> set[str
         return found
     graph = IncludeGraph([*map(os.fspath, roots.values()), os.fspath(directory)])
     for output, source in build.sources.items():
-        if output in log and not source.endswith(_CXX_SUFFIXES):
+        if output in log and not source.endswith(CXX_SUFFIXES):
             continue
         for real, path in wanted.items():
             if path not in found and graph.reaches(source, build.include_dirs, {real}):

@@ -39,6 +39,7 @@ from sm120patch.caches.builds import (
     settled,
     stored,
 )
+from sm120patch.disk import sync_directory
 from sm120patch.errors import BusyError, HostError, UsageError
 
 Step = Callable[[str], None]
@@ -195,7 +196,7 @@ def _seeded(entry: Entry, key: str, seed: str, checks: Checks, step: Step) -> bo
             _write_marker(entry, copy, key, seeded=True)
             _clear(entry, step)
             copy.rename(entry.live)
-            _sync(entry.live.parent)
+            sync_directory(entry.live.parent)
     except (OSError, HostError):
         return False
     if checks.good(entry, True):
@@ -217,7 +218,7 @@ def _move(entry: Entry, source: Path, destination: Path, step: Step) -> Move:
                 raise
             _copy_over(source, destination, step)
         for directory in (source.parent, destination.parent):
-            _sync(directory)
+            sync_directory(directory)
     except OSError as error:
         raise refused("move", source, error) from error
     return Move(source, destination)
@@ -265,7 +266,7 @@ def _keep_owners(source: Path, copy: Path) -> None:
 def _reserve(entry: Entry, key: str) -> None:
     _make_directories(entry, entry.live)
     _write_marker(entry, entry.live, key)
-    _sync(entry.live.parent)
+    sync_directory(entry.live.parent)
 
 
 def _clear(entry: Entry, step: Step) -> None:
@@ -302,7 +303,7 @@ def _write_marker(
             stream.flush()
             os.fsync(descriptor)
         temporary.replace(directory / MARKER)
-        _sync(directory)
+        sync_directory(directory)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -317,7 +318,7 @@ def _make_directories(entry: Entry, directory: Path) -> None:
         try:
             current.mkdir()
             _give_to_owner(entry, current)
-            _sync(current.parent)  # a build moved into it must not get lost with it
+            sync_directory(current.parent)  # a build moved into it must not get lost with it
         except FileExistsError:
             if current.is_symlink():
                 raise HostError(
@@ -386,11 +387,3 @@ def _try_lock(entry: Entry, path: Path) -> int | None:
         pass
     os.close(descriptor)
     return None
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sm120patch.caches.builds import (
     COPY,
+    LOCKS,
     MARKER,
     SHELF,
     UNOWNED,
@@ -31,7 +32,6 @@ from sm120patch.disk import sync_directory
 
 TRASH = "trash-"
 """Begin of the name under which a build waits for its removal."""
-LOCKS = "locks"
 PATIENCE = 1.0
 """Seconds to wait for a module that is being compiled: the others go first."""
 
