@@ -101,17 +101,16 @@ def _take(row: list[str], entries: dict[str, Record]) -> str | None:
         return None
     if not safe_relative(path):
         return f"path {path!r} is not a plain relative path"
-    record = Record(None, int(size) if size.isascii() and size.isdigit() else None)
-    fault = None
+    decoded = fault = None
     if digest:
         algorithm, _, value = digest.partition("=")
         decoded = _decode(value) if algorithm == "sha256" else None
-        record = record._replace(sha256=decoded)
         if decoded is None:
             fault = f"{path}: digest {digest!r} is not a usable sha256"
-    if path in entries and entries[path] != record:
-        record, fault = Record(None, None), f"{path}: listed twice with different digests"
-    entries[path] = record
+    record = Record(decoded, int(size) if size.isascii() and size.isdigit() else None)
+    if entries.setdefault(path, record) != record:
+        entries[path] = Record(None, None)
+        fault = f"{path}: listed twice with different digests"
     return fault
 
 
