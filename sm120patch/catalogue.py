@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from sm120patch import precompiled
 from sm120patch.errors import CatalogueError, UsageError
@@ -183,7 +183,7 @@ def shipped() -> Path:
     )
 
 
-def _compiled(root: Path) -> Mapping[str, Any]:
+def _compiled(root: Path) -> Mapping[str, PatchSet]:
     try:
         return precompiled.read(_read(root / precompiled.FILE, MAX_PAYLOAD))
     except (OSError, ValueError):
@@ -191,7 +191,7 @@ def _compiled(root: Path) -> Mapping[str, Any]:
 
 
 def _examine(
-    file: Path, patches: Path, ready: Mapping[str, Any]
+    file: Path, patches: Path, ready: Mapping[str, PatchSet]
 ) -> tuple[PatchSet | None, list[str]]:
     try:
         text = _read(file, MAX_PAYLOAD)
@@ -213,9 +213,15 @@ def _examine(
 def _payload_reader(patches: Path) -> Callable[[str], bytes]:
     """Return a reader of payloads that follows no link out of `patches`."""
     root = os.path.realpath(patches)
+    directories: dict[str, str] = {}
 
     def read(payload: str) -> bytes:
-        path = os.path.realpath(f"{root}/{payload}")
+        directory, name = os.path.split(payload)
+        if directory not in directories:
+            directories[directory] = os.path.realpath(f"{root}/{directory}")
+        path = f"{directories[directory]}/{name}"
+        if Path(path).is_symlink() or name in ("", ".", ".."):
+            path = os.path.realpath(path)
         if not path.startswith(f"{root}/"):
             raise ValueError(f"it leads out of {root}")
         return _read(path, MAX_PAYLOAD)

@@ -42,29 +42,27 @@ def write(sets: Iterable[tuple[bytes, PatchSet]], published: Sequence[str]) -> b
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
-def read(data: bytes) -> Mapping[str, Any]:
-    """Return the entries by digest of the manifest's text; none of a file of another format.
+def read(data: bytes) -> Mapping[str, PatchSet]:
+    """Return the sets by digest of the manifest's text; none of a file of another format.
 
+    They lack the bytes of their payloads, see `restore`.
     What the file knows of versions and ranges is handed to `versions`.
     """
     try:
-        document = json.loads(data)
-    except ValueError:
+        document = json.loads(data, object_hook=_value)
+    except (ValueError, TypeError, AttributeError):  # no JSON, or other classes than ours
         return {}
     known = isinstance(document, dict) and document.get("format") == FORMAT
     if not known:
         return {}
     answers = {text: int(bits, 16) for text, bits in document["ranges"].items()}
     versions.learn(document["published"], answers)
-    sets: Mapping[str, Any] = document["sets"]
+    sets: Mapping[str, PatchSet] = document["sets"]
     return sets
 
 
-def restore(entry: Any, read_payload: Callable[[str], bytes]) -> PatchSet | None:
+def restore(patch_set: PatchSet, read_payload: Callable[[str], bytes]) -> PatchSet | None:
     """Return the set with its payloads; None when one of them is not what was compiled."""
-    patch_set = _value(entry)
-    if not isinstance(patch_set, PatchSet):
-        return None
     changes = []
     for change in patch_set.changes:
         variants = []
@@ -108,11 +106,8 @@ def _plain(value: object) -> object:
     return value
 
 
-def _value(plain: Any) -> Any:
-    if isinstance(plain, list):
-        return tuple(map(_value, plain))
-    if not isinstance(plain, dict):
-        return plain
-    fields = {key: _value(inner) for key, inner in plain.items()}
-    kind = fields.pop(_KIND, None)
+def _value(plain: dict[str, Any]) -> Any:
+    """Make a value of its fields, which are values already but for lists."""
+    fields = {k: tuple(inner) if isinstance(inner, list) else inner for k, inner in plain.items()}
+    kind: Any = fields.pop(_KIND, None)
     return fields if kind is None else getattr(model, kind)(**fields)

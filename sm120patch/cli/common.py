@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterable
 
@@ -12,6 +11,8 @@ from sm120patch.errors import CatalogueError
 
 def command_line() -> str:
     """What was typed, for the history."""
+    import shlex
+
     return shlex.join(["sm120patch", *sys.argv[1:]])[:500]
 
 
