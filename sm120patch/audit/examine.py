@@ -4,7 +4,7 @@ Reads disk; writes the stat cache only.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import exchange
@@ -88,9 +88,11 @@ def _examined(means: Means, place: Place, knowledge: Knowledge) -> Examined:
         findings += _problems(layout, comparisons, kept)
         findings += judging.gone(disk, kept.history)
         sets: list[SetReport] = []
+        damage: list[str] = []
         busy = _busy(kept, knowledge.catalogue)
+        evidence = _evidence(kept, damage)
         for report, found in judging.ledger_sets(
-            disk, kept.history, knowledge.catalogue, _evidence(kept), knowledge.here, busy
+            disk, kept.history, knowledge.catalogue, evidence, knowledge.here, busy
         ):
             sets.append(report)
             findings += found
@@ -100,13 +102,19 @@ def _examined(means: Means, place: Place, knowledge: Knowledge) -> Examined:
             busy_now = kept.holder or kept.journal is not None
             findings.append(finding._replace(hint="") if busy_now else finding)
         packages = tuple(_package(c, comparisons[c.target], files) for c in layout.copies)
-        changed = _changed_at(kept)
+        changed = _changed_at(kept, damage)
+        findings += [
+            Finding(Kind.UNKNOWN, "-", "-", said, (), judging.LOST_LEDGER) for said in damage
+        ]
         environment = _report(place, kept, packages, sets, findings)
     return Examined(environment, layout, comparisons, changed)
 
 
-def _evidence(kept: Kept) -> Callable[[str], Sequence[Evidence]]:
-    return (lambda _content: ()) if kept.ledger is None else kept.ledger.evidence
+def _evidence(kept: Kept, damage: list[str]) -> Callable[[str], Sequence[Evidence]]:
+    def lookup(content: str) -> Sequence[Evidence]:
+        return ledgers.read_on(kept, damage, lambda ledger: ledger.evidence(content))
+
+    return lookup
 
 
 def with_findings(examined: Examined, more: list[Finding]) -> EnvironmentReport:
@@ -286,9 +294,7 @@ def _package(copy: Copy, found: Comparison, files: list[FileReport]) -> PackageR
     )
 
 
-def _changed_at(kept: Kept) -> str:
+def _changed_at(kept: Kept, damage: list[str]) -> str:
     """When the newest event that changed files took effect."""
-    if kept.ledger is None:
-        return ""
-    events: Iterator[str] = (e.at for e in kept.ledger.events(200) if e.data.get("files"))
-    return next(events, "")
+    events = ledgers.read_on(kept, damage, lambda ledger: ledger.events(200))
+    return next((e.at for e in events if e.data.get("files")), "")

@@ -7,9 +7,9 @@ and settles a killed writer's journal by writing.
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sm120patch.audit.tree import Tree
 from sm120patch.errors import HostError, RecoveryNeededError, Sm120PatchError
@@ -19,6 +19,8 @@ from sm120patch.store import DIRECTORY_NAME, StateDirectory, Store
 
 if TYPE_CHECKING:
     from sm120patch.ledger import Ledger
+
+Row = TypeVar("Row")
 
 _LIMIT = 1 << 30
 _FILES = ("ledger.sqlite3", "ledger.sqlite3-journal", "journal.json")
@@ -51,8 +53,11 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
             if state.ledger.exists():
                 from sm120patch.ledger import read_ledger
 
-                ledger = stack.enter_context(read_ledger(state.ledger))
-                history = History() if ledger is None else ledger.history()
+                # A row that is damaged is told when the ledger is closed.
+                with contextlib.ExitStack() as opening:
+                    ledger = opening.enter_context(read_ledger(state.ledger))
+                    history = History() if ledger is None else ledger.history()
+                    stack.push(opening.pop_all())
         except Sm120PatchError as error:
             ledger, problem = None, error.message
             damaged = error.code == "ledger-damaged"
@@ -61,6 +66,17 @@ def opened(tree: Tree, prefix: str) -> Iterator[Kept]:
         holder = state.holder() if tree.is_host else None
         store = Store(state) if tree.is_host else None
         yield Kept(ledger, history, journal, holder, problem, damaged, store)
+
+
+def read_on(kept: Kept, problems: list[str], read: "Callable[[Ledger], list[Row]]") -> list[Row]:
+    """Read more of an open ledger; nothing, and a problem in words, where that is damaged."""
+    import sqlite3
+
+    try:
+        return [] if kept.ledger is None else read(kept.ledger)
+    except sqlite3.DatabaseError as error:
+        problems.append(f"the ledger is damaged: {error}")
+        return []
 
 
 def caught_up(tree: Tree, prefix: str, kept: Kept) -> Kept:

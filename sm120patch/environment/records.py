@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from sm120patch.errors import HostError
 
+_FAULTS = 20
+"""Lines of a RECORD that are named one by one; a garbled one has thousands."""
+
 
 class Record(NamedTuple):
     """One line of RECORD."""
@@ -84,12 +87,19 @@ def parse_record(lines: Iterable[str]) -> RecordTable:
     """Parse the lines of a RECORD file; garbage becomes `faults`."""
     entries: dict[str, Record] = {}
     faults: list[str] = []
+    more = 0
     try:
         for number, row in enumerate(csv.reader(lines), start=1):
-            if row and (fault := _take(row, entries)):
+            if not row or not (fault := _take(row, entries)):
+                continue
+            if len(faults) < _FAULTS:
                 faults.append(f"line {number}: {fault}")
+            else:
+                more += 1
     except csv.Error as error:
         faults.append(f"not a CSV file: {error}")
+    if more:
+        faults.append(f"and {more} more lines that cannot be used")
     return RecordTable(entries, tuple(faults))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,11 +17,15 @@ import pytest
 
 from sm120patch.audit.discovery import Search
 from sm120patch.audit.tree import Tree
+from sm120patch.evidence import Event, Evidence
+from sm120patch.ledger import open_ledger, read_ledger
 from tests.support.audited import FILES, SED_A, sh
 from tests.support.catalogue import A, B
 from tests.support.command import run
 from tests.support.environments import install_fake
 from tests.support.place import Checkout, Place
+
+VERSIONS = {"sglang": "1.0", "flashinfer-python": "1.0"}
 
 
 @pytest.fixture
@@ -46,6 +52,45 @@ def test_a_file_that_record_lists_without_a_digest_is_unknown(
         assert finding["detail"].startswith(f"{B}: listed without a digest")
     (unknown,) = place.run("diff").result["unknown"]
     assert B in unknown
+
+
+def test_a_garbled_record_is_told_in_a_few_lines(place: Place) -> None:
+    """Eight megabytes of it once took twelve gigabytes of memory, and a finding a line."""
+    record = place.site / "sglang-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text() + "x\n" * 1000)
+    told = [f["detail"] for f in place.run("audit").result["findings"]]
+    assert len(told) == 21 and "and 980 more lines that cannot be used" in told
+
+
+# --- the ledger ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE active_sets SET role = 'king'",
+        "UPDATE owned_files SET changes = 'no json'",
+        "UPDATE evidence SET data = '{'",
+        "DROP TRIGGER events_no_update; UPDATE events SET data = '7'",
+    ],
+)
+def test_a_damaged_row_of_the_ledger_hides_no_file(place: Place, damage: str) -> None:
+    place.stage("one")
+    with read_ledger(place.state / "ledger.sqlite3") as before:
+        assert before is not None
+        content = before.history().content(VERSIONS)
+    with open_ledger(place.state / "ledger.sqlite3") as ledger:
+        evidence = Evidence(content, "b" * 64, "f" * 64, "p" * 64, "real", "improved", True,
+                            ("one",), (), {})  # fmt: skip
+        ledger.commit(Event("verified", ("one",)), None, evidence)
+    with contextlib.closing(sqlite3.connect(place.state / "ledger.sqlite3")) as database:
+        database.executescript(damage)
+    place.write(B, "value = 'somebody'\n")
+    ran = place.run("audit")
+    kinds = {(f["kind"], f["path"]) for f in ran.result["findings"]}
+    assert ("foreign", B) in kinds and ("unknown", "-") in kinds
+    (unknown,) = {f["detail"] for f in ran.result["findings"] if f["kind"] == "unknown"}
+    assert "is damaged" in unknown and "examined" not in unknown
 
 
 # --- which copy ---------------------------------------------------------------------------------
