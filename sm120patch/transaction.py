@@ -81,6 +81,9 @@ class Transaction:
         self.state = state
         self._store = Store(state)
         self.journal = journal
+        self.closed = False
+        """True once nothing is under way. That the journal is gone does not say so: somebody may
+        have removed it, or moved the environment."""
 
     def swap(self, side: Side) -> float:
         """Bring every file, its bytecode and the build caches to `side`; return the time then.
@@ -218,6 +221,7 @@ class Transaction:
         exchange.tidy(self.journal.files, self.journal.tx)
         checkpoint("temporaries removed")
         remove_journal(self.state.journal)
+        self.closed = True
         checkpoint("journal removed")
 
     def drop_foreign(self) -> list[str]:
@@ -284,12 +288,12 @@ def begin(
         with held_back():  # A signal between journal and `try` would leave the journal open.
             transaction = _open(state, steps, settings)
         yield transaction
-        if state.journal.exists():
+        if not transaction.closed:
             raise RuntimeError("a transaction ended without commit")
     except BaseException as error:
         if transaction is None:
             raise
-        undone = transaction.abort() if state.journal.exists() else False
+        undone = False if transaction.closed else transaction.abort()
         if not undone and isinstance(error, OSError):
             raise HostError(
                 f"{settings.command!r} took effect, but tidying up failed: {error}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -376,3 +377,44 @@ def test_the_store_replaces_a_rotten_object(place: Place) -> None:
     next(p for p in (place.state.path / "objects").rglob("*") if p.is_file()).write_bytes(b"rot")
     assert store.get(digest) is None
     assert store.put(b"content") == digest and store.get(digest) == b"content"
+
+
+@pytest.mark.parametrize("gone", ["journal.json", "."])
+def test_files_are_put_back_though_somebody_removed_the_state(place: Place, gone: str) -> None:
+    """The journal is for the next process; this one knows what it has exchanged."""
+    steps = place.steps(OLD, NEW)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        transaction.begin(place.state, steps, place.settings()) as tx,
+    ):
+        tx.swap("b")
+        shutil.rmtree(place.state.path) if gone == "." else place.state.journal.unlink()
+        raise KeyboardInterrupt
+    assert place.content() == OLD and place.litter() == []
+
+
+def test_what_cannot_be_recorded_any_more_did_not_take_effect(place: Place) -> None:
+    steps = place.steps(OLD, NEW)
+    with (
+        pytest.raises(HostError, match="cannot create the ledger"),
+        transaction.begin(place.state, steps, place.settings()) as tx,
+    ):
+        tx.swap("b")
+        shutil.rmtree(place.state.path)
+        tx.commit("b", place.record)
+    assert place.content() == OLD and place.litter() == []
+
+
+def test_an_environment_that_was_moved_away_is_not_said_to_be_put_back(place: Place) -> None:
+    away = place.root.parent.with_name("away")
+    steps = place.steps(OLD, NEW)
+    with (
+        pytest.raises(RecoveryNeededError, match="could not be rolled back"),
+        transaction.begin(place.state, steps, place.settings()) as tx,
+    ):
+        tx.swap("b")
+        place.root.parent.rename(away)
+        raise KeyboardInterrupt
+    moved = StateDirectory.of(away)
+    recovery.recover(moved, roots={"sglang": str(away / "site")})
+    assert {path: (away / "site" / path).read_bytes() for path in OLD} == OLD
