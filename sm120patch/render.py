@@ -218,6 +218,8 @@ def plan_text(plan: Plan, *, diffs: bool) -> str:
         f"versions     {versions}",
         f"plan         {plan.digest}",
     ]
+    if plan.remove and plan.action == "revert":
+        lines.append(f"takes off    {', '.join(plan.remove)}")
     if plan.is_noop:
         lines.append("nothing to do")
     rows = [

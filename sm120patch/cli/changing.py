@@ -195,7 +195,7 @@ def verify(
     if dry_run:
         measurable.require_intact(site, site.history(), (), sets)
         lacking = changing.unanswered(site, sets, chosen, demands)
-        return _show_plan(output, site, plan, chosen, demands, lacking)
+        return _show_plan(output, site, plan, chosen, demands, lacking, verifying=True)
     if ahead:
         made = ahead_for(output, site, plan, chosen, demands, capability, compile_timeout)
         command = command_line()
@@ -315,10 +315,13 @@ def _show_plan(
     demands: Demands,
     owed: tuple[str, ...] = (),
     doubt: ConflictError | None = None,
+    *,
+    verifying: bool = False,
 ) -> int:
     """Print what would be done; `owed` are the sets that would be measured.
 
-    `doubt` is what the command would end with unless it is told `--yes`.
+    `doubt` is what the command would end with unless it is told `--yes`; `verifying`: the sets
+    are on disk, and the plan takes them off for the baseline alone.
     """
     from sm120patch.cli.caching import touched_dict, touched_text
     from sm120patch.operations import caching, changing, profiles
@@ -336,6 +339,9 @@ def _show_plan(
     result["measures"] = None if profile is None else profile.server.kind.value
     result["doubt"] = None if doubt is None else {"code": doubt.code, "message": doubt.message}
     measured = f"to be measured: {', '.join(owed)}" if owed else ""
+    if verifying:  # the plan is only how the baseline is made: nothing of it stays
+        output.data(result, measured or "verified already: nothing to be measured")
+        return ExitCode.OK
     refused = "" if doubt is None else f"without --yes it is refused: {doubt.message}"
     parts = [plan_text(plan, diffs=True), touched_text(touched), measured, refused]
     text = "\n".join(filter(None, parts))

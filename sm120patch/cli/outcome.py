@@ -10,6 +10,7 @@ from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, State
 from sm120patch.operations.changing import Change
 from sm120patch.plaintext import table
+from sm120patch.plan import Launch, Plan
 from sm120patch.recorded import record, text, texts
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
 from sm120patch.state import SetStatus
@@ -87,8 +88,28 @@ def change_text(change: Change, statuses: Sequence[SetStatus], given: following.
     elif _kept(change) and change.plan.files:
         lines.append("restart your server: running processes keep the old code")
     elif change.outcome == "reverted":
-        lines.append("restart your server without the options of the sets")
+        lines += _restart_without(change.plan)
     return "\n".join(line for line in lines if line)
+
+
+def _restart_without(plan: Plan) -> list[str]:
+    """What the server is to be started without now, and what the sets that stay still need."""
+    kept = _settings(plan.base_launch)
+    gone = [setting for setting in _settings(plan.launch) if setting not in kept]
+    lines = ["restart your server: running processes keep the old code"] if plan.files else []
+    lines = [f"restart your server without: {' '.join(gone)}"] if gone else lines
+    return [*lines, *([f"the sets that stay need: {' '.join(kept)}"] if lines and kept else [])]
+
+
+def _settings(launch: Launch) -> list[str]:
+    """Variables and options of a launch, each option with its values."""
+    found = [f"{name}={value}" for name, value in sorted(launch.env.items())]
+    for word in launch.args:
+        if word.startswith("-") or not found:
+            found.append(word)
+        else:
+            found[-1] += f" {word}"
+    return found
 
 
 def _unreal(change: Change) -> bool:
@@ -144,11 +165,11 @@ def _summary(change: Change, statuses: Sequence[SetStatus], given: following.Giv
         return [f"{names or 'the ledger has no set'}: {done}"]
     if change.outcome == "reverted":
         return [f"reverted: {', '.join(change.plan.remove)}"]
-    if change.outcome == "rejected" and verified is not None and change.plan.action == "revert":
-        taken = ", ".join(change.plan.remove)
-        return [f"rejected ({verified.outcome.verdict}): taken off: {taken}"]
     if change.outcome == "rejected" and verified is not None:
-        return [f"rejected ({verified.outcome.verdict}): every file holds its content from before"]
+        off = f"taken off: {', '.join(change.plan.remove)}"
+        what = off if change.plan.action == "revert" else "every file holds its content from before"
+        kept = following.command(f"sm120patch report {verified.event}", given)
+        return [f"rejected ({verified.outcome.verdict}): {what}", f"what was measured: {kept}"]
     if change.outcome != "staged":
         return []
     if verified is None:

@@ -13,6 +13,8 @@ from tests.support.catalogue import A
 from tests.support.command import run
 from tests.support.environments import create_venv
 from tests.support.place import A_WITH_ONE, Place, refused
+from tests.support.serving import BAD, GOOD, QUICK, Host, stage
+from tests.support.simulated import FLAG
 
 
 def shell(redirection: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -84,3 +86,30 @@ def test_status_of_an_environment_without_packages_says_so(tmp_path: Path) -> No
 @pytest.mark.parametrize(("number", "words"), [(0, "0 sets"), (1, "1 set"), (2, "2 sets")])
 def test_one_thing_is_not_told_in_the_plural(number: int, words: str) -> None:
     assert counted(number, "set") == words
+
+
+def test_after_a_revert_the_options_that_go_and_those_that_stay_are_named(host: Host) -> None:
+    stage(host, "fusion", "other")
+    dry = host.text("revert", "fusion", "--dry-run")
+    assert "takes off    fusion, runtime-gate, jit-list" in dry.out
+    assert host.text("revert", "other").out.splitlines()[-2:] == [
+        "restart your server: running processes keep the old code",
+        f"the sets that stay need: {FLAG}",
+    ]
+    done = host.text("revert", "fusion")
+    assert done.out.splitlines()[-1] == f"restart your server without: {FLAG}"
+
+
+def test_a_dry_verify_shows_no_diff_that_would_not_stay(host: Host) -> None:
+    stage(host, "fusion")
+    profile = host.profile(GOOD, verify=QUICK)
+    dry = host.text("verify", "fusion", "--profile", profile, "--dry-run")
+    assert dry.out == "to be measured: fusion\n" and FLAG in dry.err
+    assert host.run("verify", "fusion", "--profile", profile, "--dry-run").result["files"]
+
+
+def test_a_rejection_says_where_the_measurement_is_kept(host: Host) -> None:
+    done = host.text("apply", "fusion", "--profile", host.profile(BAD, verify=QUICK))
+    (said,) = [line for line in done.out.splitlines() if line.startswith("what was measured: ")]
+    words = said.removeprefix("what was measured: sm120patch ").split()
+    assert run(*words).out.startswith("fusion: regressed (simulated)")
