@@ -54,6 +54,21 @@ class Commands(click.Group):
                 return next(found for found in held if found.name == cmd_name)
         return None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the closest commands where there is none of that name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx))
+            if not close:
+                raise
+            meant = f"{error.message} Did you mean {' or '.join(close)}?"
+            raise click.UsageError(meant, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without loading the modules that hold them."""
         with formatter.section("Commands"):
