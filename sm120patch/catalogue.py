@@ -77,7 +77,9 @@ class Catalogue(NamedTuple):
         close = difflib.get_close_matches(set_id, self.sets, n=3, cutoff=0.5)
         raise UsageError(
             f"no patch set is named {set_id!r}; known: {', '.join(self.ids) or 'none'}",
-            hint=f"did you mean {' or '.join(close)}?" if close else "see `sm120patch list`",
+            hint=f"did you mean {' or '.join(close)}?"
+            if close
+            else "see `sm120patch list`; a set of your own needs --extra-catalogue DIRECTORY",
             code="unknown-set",
             details={"name": set_id, "close": close, "known": list(self.ids)},
         )

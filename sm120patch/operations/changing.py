@@ -261,6 +261,13 @@ def verification_plan(site: Site, sets: tuple[str, ...], capability: str | None)
     """Plan that would take the sets, and those that need them, off: the baseline of `verify`."""
     active = site.history().active
     for name in sets:
+        if name in active and name not in site.catalogue.ids:
+            raise UsageError(
+                f"{name} is on disk, but this catalogue does not know it: nobody can say what it"
+                " has to show",
+                hint="name the catalogue that it is from: --extra-catalogue DIRECTORY",
+                code="unknown-set",
+            )
         site.catalogue.get(name)
         if name not in active:
             raise UsageError(

@@ -9,6 +9,8 @@ import contextlib
 import datetime
 import importlib.util
 import os
+import shlex
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,8 +67,9 @@ def check(exports: Exports) -> None:
         missing = [m for m in modules if importlib.util.find_spec(m) is None]
         if missing:
             raise UsageError(
-                f"--{name} needs {', '.join(missing)}, which is not installed beside sm120patch",
-                hint=f"pip install 'sm120patch[{name}]'",
+                f"--{name} needs {', '.join(missing)}; not installed beside sm120patch",
+                hint=f"{shlex.quote(sys.executable)} -m pip install 'sm120patch[{name}]'; with pipx"
+                f" or uv install the tool again, as 'sm120patch[{name}]'",
                 code="missing-extra",
             )
     for path in (exports.cyclonedx, exports.prometheus, exports.sarif):

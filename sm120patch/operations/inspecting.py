@@ -235,13 +235,15 @@ def here() -> Callable[[Evidence], bool]:
 def history(
     site: Site, set_id: str | None, limit: int | None, kind: str | None = None
 ) -> list[Event]:
-    """Events of the ledger, newest first; of one set, of one kind."""
-    if set_id is not None and set_id not in site.catalogue.ids:
-        known = site.history().active
-        if set_id not in known:
-            site.catalogue.get(set_id)
+    """Events of the ledger, newest first; of one set, of one kind.
+
+    UsageError for a set that neither the ledger nor the catalogue has ever heard of.
+    """
     with read_ledger(site.state.ledger) as ledger:
-        return [] if ledger is None else ledger.events(limit, set_id, kind)
+        found = [] if ledger is None else ledger.events(limit, set_id, kind)
+    if set_id is not None and not found:
+        site.catalogue.get(set_id)
+    return found
 
 
 def evidence_of(site: Site, events: Iterable[Event]) -> dict[int, dict[str, object]]:

@@ -102,6 +102,8 @@ def _conflict_hint(refusal: Refusal) -> str:
     text = " ".join(refusal.reasons)
     if "is needed by" in text:
         return "name those sets too, or add --cascade"
+    if "which this catalogue does not know" in text:
+        return "nothing was changed; name the catalogue of that set: --extra-catalogue DIRECTORY"
     if "foreign edit" in text:
         return (
             "nothing was changed; `sm120patch diff` shows every foreign edit. Take it over if it is"
