@@ -315,6 +315,8 @@ def ledger_sets(
     for found, other in pairs:
         report = _set_report(found, other.evidence, here)
         hint = _next_for(asked_for((found.id,), history, catalogue), states)
+        if found.id not in catalogue.ids and hint:
+            hint += " --extra-catalogue DIRECTORY_OF_THE_SET"
         findings = _set_findings(found, report, catalogue, history.active[found.id], hint)
         if found.state is State.LOST and _bare(found.id, history, catalogue):
             findings.append(Finding(Kind.LOST, "-", found.id, found.reason, (found.id,), hint))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 
 from sm120patch.audit.findings import EnvironmentReport, HostReport, PackageReport, SetReport
 from sm120patch.cli import following
@@ -46,10 +47,21 @@ def _environment(environment: EnvironmentReport, report: HostReport, given: foll
     # checkout that nobody installed has no interpreter to ask.
     runs = report.root == "/" and environment.kind != "checkout"
     told = environment.findings if runs else ()
-    hints = dict.fromkeys(f.hint for f in told if f.hint.startswith("sm120patch"))
-    full = [following.command(f"{hint} --env {environment.prefix}", given) for hint in hints]
+    hints = _joined(f.hint for f in told if f.hint.startswith("sm120patch"))
+    where = f"--env {shlex.quote(environment.prefix)}"
+    full = [following.command(f"{hint} {where}", given) for hint in hints]
     lines += [f"  next: {line}" for line in full]
     return "\n".join(lines)
+
+
+def _joined(hints: Iterable[str]) -> list[str]:
+    """Each command once, and one `apply` for all sets: those that are lost bar one another."""
+    apply = "sm120patch apply "
+    found = list(dict.fromkeys(hints))
+    joined = [hint for hint in found if hint.startswith(apply) and " --" not in hint]
+    names = dict.fromkeys(" ".join(hint.removeprefix(apply) for hint in joined).split())
+    rest = [hint for hint in found if hint not in joined]
+    return [*([apply + " ".join(names)] if names else []), *rest]
 
 
 def _package(package: PackageReport) -> Iterator[str]:

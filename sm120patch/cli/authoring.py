@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli import following
 from sm120patch.cli.options import (
     catalogue_options,
     offline_option,
@@ -154,7 +155,8 @@ def _finished_text(done: Finished) -> str:
     if any(m.kind == "unwritten" for m in done.made):
         lines.append("next: write the edit of every codemod that is `unwritten`; until then it")
         lines.append("refuses. `lint` and the test tell when it is done")
-    command = f"sm120patch lint {done.about.set_id} --catalogue {done.catalogue}"
+    where = shlex.quote(str(done.catalogue))
+    command = f"sm120patch lint {done.about.set_id} --catalogue {where}"
     lines.append(f"next: {command} --against {done.about.target}=={done.about.version}")
     return "\n".join(lines)
 
@@ -296,10 +298,11 @@ def tune(
         found = tuning.measure(env, python, shapes, max_tokens, os.environ, timeout)
     done = tuning.keep(found, set_id, into, datetime.date.today().isoformat(), force=force)
     origin = f"FlashInfer {found.flashinfer} on {found.device}"
+    apply = f"sm120patch apply {set_id} --extra-catalogue {shlex.quote(str(into))}"
     lines = [
         f"{found.count} entries, measured by {origin}",
         *(f"wrote {into / name}" for name in done.written),
-        f"next: sm120patch apply {set_id} --extra-catalogue {into}",
+        f"next: {following.command(apply, output.given)}",
     ]
     output.data(
         {

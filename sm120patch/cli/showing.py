@@ -10,6 +10,7 @@ from sm120patch.cli.common import note_fault
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 from sm120patch.model import State
+from sm120patch.plan import Role
 
 if TYPE_CHECKING:
     from sm120patch.operations.inspecting import Status
@@ -47,7 +48,7 @@ def show_status(
         audit = following.command("sm120patch audit", output.given)
         files = counted(result.looked_at, "file")
         lines.append(f"looked at {files}: those that sets change; `{audit}` looks at all")
-    lines += _edited(result, output.given)
+    lines += _next(result, output.given)
     if result.under_way:
         lines.append(f"under way: {result.under_way}")
     code = exit_code(result)
@@ -96,10 +97,18 @@ def exit_code(result: Status) -> ExitCode:
     return ExitCode.FINDINGS if unknown else ExitCode.OK
 
 
-def _edited(result: Status, given: following.Given) -> list[str]:
-    """Next steps for files that hold neither upstream's content nor ours."""
+def _next(result: Status, given: following.Given) -> list[str]:
+    """Next steps for what does not hold what the ledger says."""
     states = {s.state for s in result.sets}
     lines = []
+    if State.LOST in states:
+        # A set that somebody asked for is lost with anything that it brings.
+        lost = [s.id for s in result.sets if s.state is State.LOST]
+        asked = [s.id for s in result.sets if s.id in lost and s.role == Role.REQUESTED.value]
+        names = " ".join(asked or lost)
+        again = following.command(f"sm120patch apply {names}", given)
+        off = following.command(f"sm120patch revert {names}", given)
+        lines.append(f"hint: `{again}` puts back what was lost, `{off}` takes it off the books")
     if states & {State.DRIFTED, State.EDITED}:
         diff = following.command("sm120patch diff", given)
         lines.append(f"hint: `{diff}` shows what was edited, line by line")

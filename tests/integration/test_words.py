@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from sm120patch.plaintext import counted
 from tests.support.catalogue import A
 from tests.support.command import run
 from tests.support.environments import create_venv
-from tests.support.place import A_WITH_ONE, Place, refused
+from tests.support.place import A_WITH_ONE, Place, refused, reinstall
 from tests.support.serving import BAD, GOOD, QUICK, Host, stage
 from tests.support.simulated import FLAG
 
@@ -113,3 +115,48 @@ def test_a_rejection_says_where_the_measurement_is_kept(host: Host) -> None:
     (said,) = [line for line in done.out.splitlines() if line.startswith("what was measured: ")]
     words = said.removeprefix("what was measured: sm120patch ").split()
     assert run(*words).out.startswith("fusion: regressed (simulated)")
+
+
+def test_a_mistyped_command_is_told_the_closest_one() -> None:
+    assert "Did you mean apply" in run("aply").err
+    error = refused(run("stats", "--output", "json"), 2, "No such command 'stats'")
+    assert "Did you mean status" in error["message"]
+    assert "Did you mean" not in run("zzz").err
+
+
+def test_a_set_that_only_the_ledger_knows_has_a_history_and_a_way_on(
+    place: Place, tmp_path: Path
+) -> None:
+    place.stage("one")
+    shutil.copytree(place.catalogue, tmp_path / "other")
+    for name in ("one", "bundle"):
+        (tmp_path / "other" / "manifests" / f"{name}.toml").unlink()
+    other = ["--env", str(place.prefix), "--catalogue", str(tmp_path / "other")]
+    json = [*other, "--output", "json"]
+    profile = tmp_path / "profile.toml"
+    profile.write_text('[server]\ncommand = ["{python}", "{set_args}"]\n')
+    words = ("verify", "one", "--profile", profile)
+    refused(run(*words, *json), 2, "is on disk, but this catalogue does not know it", "--extra-")
+    assert "verify one --extra-catalogue DIRECTORY_OF_THE_SET" in run("audit", *other).out
+    place.done("revert", "one")
+    assert [e["kind"] for e in run("history", "one", *json).result["events"]] == [
+        "reverted", "staged",
+    ]  # fmt: skip
+    refused(run("history", "nobody", *json), 2, "no patch set is named", "--extra-catalogue")
+
+
+def test_status_and_audit_name_one_command_for_all_that_is_lost(tmp_path: Path) -> None:
+    place = Place(tmp_path / "a b")
+    place.stage("bundle")
+    place.stage("two")
+    reinstall(place, "1.5", "sglang")
+    options = place.options[:-2]
+    where = shlex.join(options)
+    (hint,) = [line for line in run("status", *options).out.splitlines() if "hint:" in line]
+    assert f"`sm120patch apply bundle two {where}`" in hint
+    told = [line for line in run("audit", *options).out.splitlines() if "next:" in line]
+    (said,) = [line for line in told if " apply " in line]
+    again = shlex.split(said.partition("sm120patch ")[2])
+    assert again[:3] == ["apply", "bundle", "two"]
+    assert run(*again, "--no-verify").code == 0
+    assert {place.states()[name] for name in ("bundle", "two", "one", "kernel")} == {"staged"}
