@@ -49,6 +49,8 @@ class Comparison(NamedTuple):
     """Files that have further names on the file system."""
     probes: tuple[tuple[int, int], ...] = ()
     """Device and inode of the first few of them: a copy by hard links has the same."""
+    bytecode: tuple[str, ...] = ()
+    """Directories of cached bytecode that are to be looked through, as the inside spells them."""
     newest: float = 0.0
     """When the youngest file that HEAD has was written, in seconds; 0 for wheels."""
 
@@ -60,6 +62,8 @@ def begin(means: Means, copy: Copy, asked: Collection[str]) -> Callable[[], Comp
     """
     started = now_ns()
     listing = list_package(means.tree, copy.root, copy.package, asked)
+    if means.quick:
+        listing.bytecode.clear()  # There is more of it than of sources.
     if copy.kind == "editable":
         return partial(_checkout, means, copy, asked, listing, started)
     if copy.record is None:
@@ -348,6 +352,7 @@ def _comparison(
         digests=named,
         problems=(*faults, *listing.problems),
         commit=commit,
+        bytecode=tuple(listing.bytecode),
         linked=len(listing.linked),
         probes=tuple(
             (listing.device, listing.sign(i)[3]) for i in sorted(listing.linked)[:_PROBES]

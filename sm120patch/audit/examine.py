@@ -194,6 +194,7 @@ def _disk(
         elsewhere=elsewhere,
         owner=owner,
         changing=_changing(kept),
+        python=place.python,
         ledger_lost=_is_lost(kept, comparisons),
     )
 

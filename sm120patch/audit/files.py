@@ -43,6 +43,8 @@ class Listing:
     """Positions of files with more than one name on the file system."""
     leads: dict[str, str] = field(default_factory=dict)
     """Directory that is not entered, listed like a file -> the directory that it leads to."""
+    bytecode: list[str] = field(default_factory=list)
+    """Directories of cached bytecode, which is no part of the listing."""
     device: int = 0
     problems: list[str] = field(default_factory=list)
     """Directories that could not be listed, in words."""
@@ -71,6 +73,7 @@ class Listing:
         self.real.update(other.real)
         self.linked |= {start + index for index in other.linked}
         self.leads.update(other.leads)
+        self.bytecode += other.bytecode
         self.problems += other.problems
 
     def below_leads(self, paths: Iterable[str]) -> list[str]:
@@ -141,7 +144,9 @@ def _walk(walk: _Walk, fd: int, real: str, path: str) -> None:
 
 def _list(walk: _Walk, fd: int, entry: os.DirEntry[str], real: str, path: str) -> None:
     if entry.is_dir(follow_symlinks=False):
-        if entry.name != BYTECODE:
+        if entry.name == BYTECODE:
+            walk.listing.bytecode.append(real)
+        else:
             _walk(walk, os.open(entry.name, _DIRECTORY, dir_fd=fd), real, path)
     elif entry.is_symlink():
         _follow(walk, real, path)

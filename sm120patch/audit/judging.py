@@ -74,6 +74,8 @@ class Disk(NamedTuple):
     """Prefix of that environment."""
     changing: Mapping[FileKey, frozenset[str]] = {}
     """Files of the open journal -> sha256 of both contents that the change knows."""
+    python: str = ""
+    """`3.11`, or empty where nobody knows which Python it is."""
     ledger_lost: bool = False
     """There was a ledger that would tell which of the known contents were written here."""
 
@@ -209,9 +211,29 @@ def _unowned(
     known = fingerprints.known_as(*key, found)
     report = FileReport(*key, state, found, difference.expected, (), known)
     detail = leading(difference.leads_to) or _SAID.get(state, "")
+    if state is FileState.ADDED and (source := _shadowed(key, disk)):
+        detail += f", and Python loads it in place of {source}"
     detail = detail or _edited(key, difference, disk, catalogue, known)
     hint = DIFF if state is FileState.FOREIGN else ""
     return report, Finding(Kind(state.value), *key, detail, (), hint)
+
+
+def _shadowed(key: FileKey, disk: Disk) -> str:
+    """Name the source that Python passes over for the file; empty where there is none.
+
+    An extension module comes before a source of its name, and a package before both.
+    """
+    target, path = key
+    above, _, name = path.rpartition("/")
+    stem, _, kind = name.partition(".")
+    tag = disk.python.replace(".", "")
+    extension = kind in ("so", "abi3.so") or (
+        kind.startswith(f"cpython-{tag}") and kind.endswith(".so")
+    )
+    sources = [f"{above}/{stem}.py"] if extension else []
+    if stem == "__init__" and (extension or kind == "py"):
+        sources.append(f"{above}.py")
+    return next((s for s in sources if disk.present((target, s)) is not None), "")
 
 
 def leading(directory: str) -> str:

@@ -5,6 +5,7 @@ is put back with its old time leaves the other content's code in use.
 """
 
 import _imp
+import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -62,12 +63,58 @@ def _judge(tree: Tree, source: str, cached: str) -> bool | None:
     return None if there.st_mtime_ns >= here.st_ctime_ns else False
 
 
+def unchecked(tree: Tree, root: str, directories: Iterable[str]) -> Iterator[Suspect]:
+    """Find bytecode that Python runs without a check and that is of another content.
+
+    Of every file in `directories`, which are `__pycache__` below `root`, only the head is read.
+    """
+    real = tree.real(root)
+    for directory in directories:
+        try:
+            fd = tree.open_directory(directory)
+        except OSError:
+            continue
+        try:
+            with os.scandir(fd) as entries:
+                names = sorted(e.name for e in entries if _is_unchecked(fd, e.name))
+        except OSError:
+            names = []
+        finally:
+            os.close(fd)
+        above = directory.rpartition("/")[0]
+        for name in names:
+            source = f"{above}/{name.split('.', 1)[0]}.py"
+            cached = f"{directory}/{name}"
+            if _judge(tree, source, cached):
+                yield Suspect(source.removeprefix(f"{real}/"), cached, True)
+
+
+def _is_unchecked(directory: int, name: str) -> bool:
+    if not name.endswith(".pyc"):
+        return False
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        return os.read(fd, 8)[4:] == b"\1\0\0\0"
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def bytecode_findings(
-    tree: Tree, package: PackageReport, asked: Collection[str]
+    tree: Tree, package: PackageReport, asked: Collection[str], directories: Iterable[str] = ()
 ) -> Iterator[Finding]:
-    """Find stale bytecode of changed files, and of those that the catalogue knows."""
+    """Find stale bytecode of changed files, of those that the catalogue knows, and unchecked one.
+
+    Of what is below `directories` that is all that can be told without compiling every file.
+    """
     changed = {f.path for f in package.files if f.state in _CHANGED}
     found = list(suspects(tree, package.root, sorted({*changed, *asked})))
+    seen = {tree.real(s.cached) for s in found}
+    found += [s for s in unchecked(tree, package.root, directories) if s.cached not in seen]
     sure = {s.cached for s in found if s.certain}
     open_ = [s for s in found if not s.certain and s.source in changed]
     compared = _compared(tree, package.root, open_)

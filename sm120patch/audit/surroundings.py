@@ -54,7 +54,8 @@ class Surroundings:
             yield from carriers.in_mounts(tree, copy, self._mounts)
         for package in report.packages:
             paths = asked.get(package.target, set())
-            yield from staleness.bytecode_findings(tree, package, paths)
+            cached = examined.comparisons[package.target].bytecode
+            yield from staleness.bytecode_findings(tree, package, paths, cached)
             yield from sharing.in_package(tree, package, self._copies)
             if tree.is_host:
                 yield from staleness.build_findings(package, layout.path, self._homes())

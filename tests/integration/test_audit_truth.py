@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import py_compile
 import shutil
 import sqlite3
 import subprocess
@@ -91,6 +92,47 @@ def test_a_damaged_row_of_the_ledger_hides_no_file(place: Place, damage: str) ->
     assert ("foreign", B) in kinds and ("unknown", "-") in kinds
     (unknown,) = {f["detail"] for f in ran.result["findings"] if f["kind"] == "unknown"}
     assert "is damaged" in unknown and "examined" not in unknown
+
+
+# --- what runs in place of a source -------------------------------------------------------------
+
+
+def test_unchecked_bytecode_of_a_file_that_no_set_knows_is_found(place: Place) -> None:
+    source = place.site / "sglang" / "other.py"
+    install_fake(place.site, "sglang", "1.0", {**FILES["sglang"], "sglang/other.py": b"x = 1\n"})
+    source.write_text("x = 2\n")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    cached = str(py_compile.compile(str(source), invalidation_mode=unchecked))
+    source.write_text("x = 1\n")
+    assert place.findings() == {("stale-bytecode", cached)}
+    ran = place.run("audit", "--fix", "--yes")
+    assert ran.code == 0 and not Path(cached).exists()
+    py_compile.compile(str(source), invalidation_mode=unchecked)
+    assert place.findings() == set(), "unchecked, and of this source"
+
+
+@pytest.mark.parametrize(
+    ("added", "source"),
+    [
+        (f"sglang/a.{sys.implementation.cache_tag}-x86_64-linux-gnu.so", A),
+        ("sglang/a.abi3.so", A),
+        ("sglang/a/__init__.py", A),
+        ("sglang/__init__.so", "sglang/__init__.py"),
+        ("sglang/a.cpython-27-x86_64-linux-gnu.so", ""),
+        ("sglang/c.so", ""),
+        ("sglang/a.pyc", ""),
+    ],
+)
+def test_what_python_loads_in_place_of_a_source_is_named(
+    place: Place, added: str, source: str
+) -> None:
+    place.stage("one")
+    (place.site / added).parent.mkdir(exist_ok=True)
+    (place.site / added).write_bytes(b"")
+    (finding,) = found(place, "added")
+    assert finding["path"] == added
+    said = f", and Python loads it in place of {source}" if source else ""
+    assert finding["detail"] == f"upstream did not ship it{said}"
 
 
 # --- which copy ---------------------------------------------------------------------------------
