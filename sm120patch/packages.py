@@ -7,10 +7,8 @@ found by the path that is asked for, never by the path that it names.
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import re
-import sys
 import tarfile
 import zipfile
 import zlib
@@ -27,6 +25,7 @@ from sm120patch.model import (
     TargetSnapshot,
     sha256_hex,
 )
+from sm120patch.tomltext import decode
 
 MAX_MEMBER = 64 << 20
 """Largest file that is read out of a package, in bytes."""
@@ -268,8 +267,7 @@ def _places(pyproject: bytes) -> list[tuple[str, str]]:
     Reads setuptools' `package-dir` and `package-data` patterns, of which FlashInfer up to 0.4.1
     uses `directory/**` and plain names; the most specific package comes first.
     """
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    tool = toml.loads(pyproject.decode("utf-8")).get("tool", {}).get("setuptools", {})
+    tool = decode(pyproject.decode("utf-8")).get("tool", {}).get("setuptools", {})
     directories, data = tool.get("package-dir", {}), tool.get("package-data", {})
     places = []
     for package in sorted(directories, key=len, reverse=True):

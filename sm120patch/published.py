@@ -8,7 +8,6 @@ while; it is neither built nor installed.
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from sm120patch.errors import CatalogueError, HostError, UsageError
 from sm120patch.model import IMPORT_NAMES
 from sm120patch.packages import Package, named, normalized, open_package
 from sm120patch.redaction import redact_text
+from sm120patch.tomltext import decode
 
 FILE = "releases.toml"
 """Beside `manifests/`: the releases that a catalogue was compared with."""
@@ -42,9 +42,8 @@ def known(catalogue: Path | None = None) -> dict[str, tuple[str, ...]]:
     """
     own = None if catalogue is None else catalogue / FILE
     file = own if own is not None and own.is_file() else shipped() / FILE
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        listed = toml.loads(file.read_text(encoding="utf-8"))["releases"]
+        listed = decode(file.read_text(encoding="utf-8"))["releases"]
         found = {normalized(name): tuple(map(str, entries)) for name, entries in listed.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         message = f"the list of releases {file} is broken: {error}"

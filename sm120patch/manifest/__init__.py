@@ -8,8 +8,6 @@ whether a diff parses or a codemod runs: that costs imports which `list` and `st
 from __future__ import annotations
 
 import datetime
-import importlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +28,7 @@ from sm120patch.model import (
     digest_of,
     sha256_hex,
 )
+from sm120patch.tomltext import decode
 
 __all__ = ["MAX_BYTES", "SCHEMA", "ReadPayload", "broken", "examine", "parse"]
 
@@ -85,14 +84,12 @@ def broken(origin: str, faults: Sequence[str]) -> CatalogueError:
 
 def _decode(text: bytes) -> dict[str, Any] | str:
     """Return the document, or what is wrong with it as a whole."""
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     if len(text) > MAX_BYTES:
         return f"{len(text)} bytes; at most {MAX_BYTES} are read"
     try:
-        data: dict[str, Any] = toml.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        return decode(text.decode("utf-8"))
+    except ValueError as error:
         return f"not TOML: {error}"
-    return data
 
 
 def _patch_set(root: Table, text: bytes, read_payload: ReadPayload) -> PatchSet:

@@ -46,7 +46,7 @@ class Table:
         value = self._get(key, required)
         if value is None:
             return default
-        if isinstance(value, str) and value:
+        if isinstance(value, str) and value and "\0" not in value:
             return value
         self.fault(key, f"expected a non-empty string, found {_kind(value)}")
         return default
@@ -99,6 +99,9 @@ class Table:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             if required and not value:
                 self.fault(key, "expected at least one element")
+            for index, item in enumerate(value):
+                if "\0" in item:
+                    self.fault(f"{key}[{index}]", "contains a NUL byte")
             return tuple(value)
         self.fault(key, f"expected a list of strings, found {_kind(value)}")
         return ()
@@ -112,8 +115,10 @@ class Table:
             self.fault(key, f"expected a table of strings, found {_kind(value)}")
             return {}
         for name, item in value.items():
-            if not isinstance(item, str):
+            if not isinstance(item, str) or "\0" in item:
                 self.fault(f"{key}.{name}", f"expected a string, found {_kind(item)}")
+            if not name or "=" in name or "\0" in name:
+                self.fault(key, f"{name!r} is no usable name")
         return {name: item for name, item in value.items() if isinstance(item, str)}
 
     def done(self) -> None:
@@ -138,4 +143,6 @@ def _kind(value: object) -> str:
              list: "a list", dict: "a table"}  # fmt: skip
     if value == "":
         return "an empty string"
+    if isinstance(value, str) and "\0" in value:
+        return "a NUL byte"
     return names.get(type(value), "a date or time")

@@ -127,6 +127,8 @@ def deep(depth: int) -> bytes:
 BOMBS = {
     "deep arrays": deep(200_000),
     "deep tables": b"[" + b".".join([b"a"] * 100_000) + b"]\n",
+    "deep key": b".".join([b"a"] * 100_000) + b" = 1\n",
+    "a long integer": b"x = 0x" + b"f" * 40_000,
     "many tables": b"".join(b"[[change]]\nid = 'c%d'\n" % n for n in range(30_000)),
     "one number": b"x = " + b"9" * 900_000,
     "large": b"# " + b"x" * (64 << 20),
