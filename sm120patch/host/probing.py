@@ -203,13 +203,23 @@ def _nvcc_version(nvcc: str) -> str | None:
 
 
 def servers(root: Path) -> dict[str, Any]:
-    """The SGLang servers that run here, without secrets; a tree has none."""
+    """The SGLang servers that run here, without secrets; a tree has none.
+
+    `programs` are interpreter and script; `contained` tells that it has a file system of its own.
+    """
     if root != Path("/"):
         return {"servers": []}
-    from sm120patch.host.processes import running_sglang_servers
+    from sm120patch.host.processes import programs_of, running_sglang_servers
 
-    found = running_sglang_servers()
-    return {"servers": [{**s._asdict(), "cmdline": list(s.cmdline)} for s in found]}
+    found = []
+    for server in running_sglang_servers():
+        try:
+            contained = not Path(f"/proc/{server.pid}/root").samefile("/")
+        except OSError:
+            contained = False
+        more = {"programs": list(programs_of(server.pid, server.cmdline)), "contained": contained}
+        found.append({**server._asdict(), "cmdline": list(server.cmdline), **more})
+    return {"servers": found}
 
 
 def mentions(_root: Path, directory: str, *names: str) -> dict[str, Any]:

@@ -5,10 +5,12 @@ Reads NVML, sysfs, /proc, the environment and the profile; writes nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sm120patch.caches import flashinfer
 from sm120patch.catalogue import Catalogue, choose
@@ -66,7 +68,7 @@ def diagnose(question: Question, source: Source, environ: Mapping[str, str]) -> 
     readings = gather(source, serving, _places(serving, site))
     settings = [Setting("environment", (), environ)]
     settings += [profile] if profile is not None else []
-    settings += _servers(readings)
+    settings += _servers(readings, site)
     rules = _rules(site)
     checks = [
         *judging.gpus(readings, question.capability),
@@ -74,7 +76,7 @@ def diagnose(question: Question, source: Source, environ: Mapping[str, str]) -> 
         *judging.architectures(readings, rules),
         *judging.resources(readings),
         *peers.checks(readings, topology.read(readings)),
-        _server_check(readings),
+        _server_check(readings, site),
     ]
     sets: tuple[SetOutlook, ...] = ()
     idle: tuple[IdleFlag, ...] = ()
@@ -132,7 +134,8 @@ def _places(environ: Mapping[str, str], site: Site | None) -> dict[str, str]:
     return places
 
 
-def _servers(readings: Readings) -> list[Setting]:
+def _servers(readings: Readings, site: Site | None) -> list[Setting]:
+    """What servers of this environment were started with; another's packages know other flags."""
     return [
         Setting(
             place=f"server {server['pid']}",
@@ -141,15 +144,35 @@ def _servers(readings: Readings) -> list[Setting]:
             readable=bool(server["environ"]),
         )
         for server in readings.servers.get("servers") or ()
+        if not _is_of_another(server, site)
     ]
 
 
-def _server_check(readings: Readings) -> Check:
+def _is_of_another(server: Mapping[str, Any], site: Site | None) -> bool:
+    """Tell whether a server runs with another environment, or in a container of its own."""
+    if site is None:
+        return False
+    found = site.environment
+    bins = {os.path.realpath(place) for place in (found.prefix / "bin", found.python.parent)}
+    started = {os.path.realpath(Path(p).parent) for p in server.get("programs") or ()}
+    here = server.get("cwd") or "/"
+    path = server["environ"].get("PYTHONPATH", "").split(":")
+    searched = {os.path.realpath(f"{here}/{p}" if p[:1] != "/" else p) for p in path if p}
+    roots = {os.path.realpath(i.root) for i in found.installations.values()}
+    ours = not started or started & bins or searched & roots
+    return bool(server.get("contained")) or not ours
+
+
+def _server_check(readings: Readings, site: Site | None) -> Check:
     if readings.servers.value is None:
         return Check("servers", Status.UNKNOWN, f"running servers: {readings.servers.reason}")
     found = readings.servers.get("servers")
     silent = [s["pid"] for s in found if not s["environ"]]
-    listed = ", ".join(f"{s['pid']} (port {s['port']})" for s in found)
+    listed = ", ".join(
+        f"{s['pid']} (port {s['port']}"
+        + (", of another environment)" if _is_of_another(s, site) else ")")
+        for s in found
+    )
     facts = {"pids": [s["pid"] for s in found]}
     if silent:
         text = f"SGLang runs as {listed}; the variables of {', '.join(map(str, silent))} are hidden"

@@ -550,6 +550,30 @@ def test_running_servers_are_looked_at(tmp_path: Path) -> None:
     assert "s3cret" not in done.out
 
 
+def test_a_server_of_another_environment_says_nothing_about_this_one(tmp_path: Path) -> None:
+    site = environment(tmp_path / "env", "0.5.21", "0.6.18")
+    put(site, "sglang/launch_server.py", b"import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    environment(tmp_path / "other")
+    variables = {"PATH": f"{tmp_path / 'env/bin'}:{os.environ['PATH']}", "SGLANG_NEWER": "1"}
+    command = ["python3", "-m", "sglang.launch_server", "--tp", "4", "--port", "31997"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as server:
+        try:
+            assert server.stdout is not None and server.stdout.readline()
+            answers = [
+                run("doctor", "--env", tmp_path / name, "--output", "json", SGLANG_KNOWN="1")
+                for name in ("env", "other")
+            ]
+        finally:
+            server.kill()
+    place = f"server {server.pid}"
+    own, other = ({(f["name"], f["place"]) for f in a.result["flags"]} for a in answers)
+    assert own == {("SGLANG_NEWER", place), ("SGLANG_KNOWN", "environment")}
+    assert other == set()
+    texts = [c["summary"] for a in answers for c in a.result["checks"] if c["id"] == "servers"]
+    assert [f"{server.pid} (port 31997)" in text for text in texts] == [True, False]
+    assert f"{server.pid} (port 31997, of another environment)" in texts[1]
+
+
 # --- the document -------------------------------------------------------------------------------
 
 
