@@ -8,7 +8,7 @@ wrote into it at the last moment is not lost.
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,6 +187,22 @@ def passing(entries: Iterable[JournalFile], tx: str) -> set[tuple[str, str]]:
         directory, slash, name = entry.path.rpartition("/")
         found |= {(entry.target, f"{directory}{slash}{beside}") for beside in names(name, tx)}
     return found
+
+
+def clear(root: Path, package: str, stored: Collection[str]) -> None:
+    """Remove what transactions left below a package that nobody knows any more, durably.
+
+    A kept file of which the store has no copy is left alone. Raises OSError where the disk refuses.
+    """
+    for directory, _, found in os.walk(root / package):
+        for name in found:
+            if not name.startswith(disk.TEMP_PREFIX):
+                continue
+            path = Path(directory, name).relative_to(root).as_posix()
+            with contextlib.suppress(ConflictError), disk.spot(root, path) as place:
+                if name.endswith(disk.TEMP_SUFFIX) or disk.digest(place) in stored:
+                    disk.remove(place)
+                    os.fsync(place.directory)
 
 
 def tidy(entries: tuple[JournalFile, ...], tx: str) -> None:

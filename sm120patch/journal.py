@@ -5,6 +5,7 @@ either absent, the last complete state, or the next complete state.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,6 +20,7 @@ SIDES: tuple[Side, Side] = ("a", "b")
 SCHEMA = 1
 MAX_BYTES = 32 << 20
 """Largest journal that is read: thousands of files."""
+_MODES, _TIMES = range(0o10000), range(-(1 << 63), 1 << 63)
 
 
 def opposite(side: Side) -> Side:
@@ -131,7 +133,10 @@ def read_journal(path: Path) -> Journal | None:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         data = json.loads(raw)
-        if data.pop("schema") != SCHEMA:
+        schema = data.pop("schema")
+        if type(schema) is int and schema != SCHEMA:
+            raise _of_another_release(path, schema)
+        if schema != SCHEMA:
             raise ValueError("unknown schema")
         files = tuple(JournalFile(**entry) for entry in data.pop("files"))
         caches = data.pop("caches")
@@ -146,21 +151,57 @@ def read_journal(path: Path) -> Journal | None:
         raise RecoveryNeededError(
             f"the journal {path} cannot be read: {error}",
             hint="it is written atomically, so something else damaged it; "
-            "`sm120patch audit` compares the files with RECORD",
+            "`sm120patch recover --lost-ledger` does without it",
         ) from error
     return journal
 
 
+def _of_another_release(path: Path, schema: int) -> RecoveryNeededError:
+    return RecoveryNeededError(
+        f"the journal {path} has format {schema}, this sm120patch knows {SCHEMA}",
+        code="journal-version",
+        hint="use the sm120patch release that wrote it, or a newer one",
+    )
+
+
 def _check(journal: Journal) -> None:
+    """Raise ValueError for what `write_journal` never writes."""
     sides: tuple[object, ...] = SIDES
     if journal.restore not in sides or journal.at not in sides:
         raise ValueError("unknown side")
     if journal.moving_to not in (*sides, None):
         raise ValueError("unknown side")
+    _check_texts(journal.tx, journal.command, journal.plan_digest, journal.python, *journal.sets)
+    _check_texts(journal.started, journal.pycache_prefix or "")
+    if type(journal.pid) is not int or "/" in journal.tx:
+        raise ValueError("no pid, or no transaction")
     for entry in journal.files:
-        for text in (entry.target, entry.root, entry.path, entry.a_sha256, entry.b_sha256):
-            if not isinstance(text, str):
-                raise ValueError("a file entry is not text")
+        _check_file(entry)
+    if journal.caches is not None:
+        _check_caches(journal.caches)
+
+
+def _check_file(entry: JournalFile) -> None:
+    _check_texts(entry.target, entry.root, entry.path, entry.a_sha256, entry.b_sha256)
+    for side in SIDES:
+        mode, mtime = entry.mode(side), entry.mtime_ns(side)
+        if type(mode) is not int or mode not in _MODES:
+            raise ValueError("a file entry has an impossible mode")
+        if type(mtime) is not int or mtime not in _TIMES:
+            raise ValueError("a file entry has an impossible time")
+
+
+def _check_caches(scope: CacheScope) -> None:
+    _check_texts(scope.root, scope.version, scope.sglang_root)
+    _check_texts(*scope.homes, *scope.tactics, *scope.ninjas)
+    for texts in (scope.pristine, scope.a_patched, scope.b_patched, scope.places):
+        _check_texts(*texts.keys(), *texts.values())
+
+
+def _check_texts(*values: object) -> None:
+    for value in values:
+        if not isinstance(value, str) or b"\0" in os.fsencode(value):
+            raise ValueError("something that should be a text is none")
 
 
 def remove_journal(path: Path) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--lost-ledger",
     is_flag=True,
     help="The ledger is gone, damaged, or older than the environment: put upstream's content"
-    " back into every file of ours.",
+    " back into every file of ours. Does without a damaged journal, too.",
 )
 @environment_options
 @pass_output
@@ -78,7 +78,7 @@ def _salvage(output: Output, site: Site) -> int:
     lines += [f"left as found, not ours: {path}" for path in found.left]
     lines += [f"the ledger from before is now {found.moved}"] if found.moved else []
     result = _result("salvaged", None, found.left, found.restored, found.moved)
-    output.data(result, "\n".join(lines or ["no file holds a content of ours"]))
+    output.data(result, "\n".join(lines or ["no file had to be put back"]))
     return ExitCode.OK
 
 

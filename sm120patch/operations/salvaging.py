@@ -7,6 +7,7 @@ upstream content can be had; an ordinary revert then puts upstream's bytes back.
 import os
 import time
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,9 +44,9 @@ def salvage(site: Site, command: str) -> Salvaged:
     way.
     """
     with guarding.exclusively(site, command):
-        damaged = _require_lost(site)
+        lost = _what_is_lost(site)
         try:
-            moved = _move_aside(site) if damaged else None
+            moved = _move_aside(site) if lost is Lost.LEDGER else None
             _drop_journal(site)
         except OSError as error:
             raise HostError(
@@ -53,6 +54,8 @@ def salvage(site: Site, command: str) -> Salvaged:
                 hint="no file of the packages was touched; mend the cause and repeat",
                 details={"errno": error.errno},
             ) from error
+        if lost is Lost.JOURNAL:
+            return Salvaged((), (), None)
         owned, left = _find(site)
         if owned:
             _own(site, owned)
@@ -106,14 +109,18 @@ def unexplained(site: Site) -> Unexplained:
     return Unexplained(contents, tuple(sorted(files)))
 
 
-def _require_lost(site: Site) -> bool:
-    """Return whether there is a ledger to put aside: damaged, or older than what is on disk.
+class Lost(Enum):
+    """What cannot be relied on."""
 
-    UsageError when nothing was lost.
-    """
+    LEDGER = "gone, damaged, or older than what is on disk"
+    JOURNAL = "the journal alone: every file holds what the ledger says, or upstream's"
+
+
+def _what_is_lost(site: Site) -> Lost:
+    """Return what was lost; UsageError when nothing was."""
     if not site.state.ledger.exists():
         if site.store.digests():
-            return False
+            return Lost.LEDGER
         raise UsageError(
             f"{site.state.path} keeps no contents: nothing was ever patched here, or all is lost",
             hint="`sm120patch audit` compares every file with upstream's",
@@ -124,19 +131,23 @@ def _require_lost(site: Site) -> bool:
                 ledger.contents()
     except HostError as error:
         if error.code == "ledger-damaged":
-            return True
+            return Lost.LEDGER
         raise
     if unexplained(site).files:
-        return True
+        return Lost.LEDGER
+    if not _readable_journal(site):
+        return Lost.JOURNAL
     raise UsageError(
         f"the ledger {site.state.ledger} is intact",
         hint="`sm120patch revert --all` takes everything off",
     )
 
 
-def _move_aside(site: Site) -> Path:
-    """Keep a ledger under another name, with the journal that SQLite left to it."""
+def _move_aside(site: Site) -> Path | None:
+    """Keep a ledger, if there is one, under another name, with the journal of SQLite's to it."""
     ledger = site.state.ledger
+    if not ledger.exists():
+        return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     moved = ledger.with_name(f"{ledger.name}.damaged-{stamp}-{os.getpid()}")
     journal = ledger.with_name(f"{ledger.name}-journal")
@@ -147,14 +158,25 @@ def _move_aside(site: Site) -> Path:
     return moved
 
 
+def _readable_journal(site: Site) -> bool:
+    """True also when there is none; RecoveryNeededError for the journal of another release."""
+    try:
+        read_journal(site.state.journal)
+    except RecoveryNeededError as error:
+        if error.code == "journal-version":
+            raise
+        return False
+    return True
+
+
 def _drop_journal(site: Site) -> None:
     """Close an open transaction where it stands: each of its contents is in the store."""
-    try:
-        journal = read_journal(site.state.journal)
-    except RecoveryNeededError:
-        journal = None
+    journal = read_journal(site.state.journal) if _readable_journal(site) else None
     if journal is not None:
         exchange.tidy(journal.files, journal.tx)
+    stored = site.store.digests()
+    for installation in site.environment.installations.values():
+        exchange.clear(installation.root, installation.package, stored)
     remove_file(site.state.journal)
     transaction.checkpoint("journal dropped")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sm120patch.model import sha256_hex
 from tests.support.catalogue import A_TEXT, KERNEL, A
-from tests.support.command import run
+from tests.support.command import run, run_killed_at
 from tests.support.place import (
     A_WITH_ONE,
     Place,
@@ -214,9 +216,74 @@ def test_a_journal_that_cannot_be_read_stops_every_change(place: Place, content:
         assert ran.code in (1, 7), ran.out
         if command[0] not in ("status", "audit"):
             assert ran.code == 7
+        way_out = "newer one" if "99" in content else "--lost-ledger"
+        assert not ran.json["errors"] or way_out in ran.error["hint"]
     assert place.facts() == after
-    journal.unlink()
+    if "99" in content:
+        refused(place.run("recover", "--lost-ledger"), 7, "format 99", "newer")
+        journal.unlink()
+    else:
+        assert place.done("recover", "--lost-ledger")["restored"] == []
+    assert place.facts() == after and place.states()["one"] == "staged"
     place.done("revert", "--all")
+
+
+@pytest.mark.parametrize("step", [6, slow(4), slow(7), 8, slow(9), slow(10), slow(11), slow(12)])
+def test_a_journal_that_rots_between_the_steps_is_no_dead_end(place: Place, step: int) -> None:
+    assert run_killed_at(step, "apply", "bundle", "--no-verify", *place.options).code == -9
+    (place.state / "journal.json").write_text("rotten")
+    assert "--lost-ledger" in refused(place.run("recover"), 7, "cannot be read")["hint"]
+    place.done("recover", "--lost-ledger")
+    assert place.litter() == [] and place.run("recover").code == 0
+    place.done("revert", "--all")
+    assert place.changed() == set()
+
+
+def of_files(key: str, value: object) -> Callable[[Any], None]:
+    def change(journal: Any) -> None:
+        for entry in journal["files"]:
+            entry[key] = value
+
+    return change
+
+
+def of_journal(*keys: str, value: object) -> Callable[[Any], None]:
+    def change(journal: Any) -> None:
+        place = journal
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+
+    return change
+
+
+FORGERIES = {
+    "time": of_files("a_mtime_ns", 10**400),
+    "no time": of_files("a_mtime_ns", 1.5),
+    "mode": of_files("a_mode", 1 << 63),
+    "no mode": of_files("a_mode", None),
+    "path": of_files("path", "\ud800"),
+    "NUL": of_files("a_sha256", "\0"),
+    "transaction": of_journal("tx", value="../../x"),
+    "sets": of_journal("sets", value=[[]]),
+    "trees": of_journal("pycache_prefix", value=[1]),
+    "homes": of_journal("caches", "homes", value=[1]),
+    "patched": of_journal("caches", "a_patched", value=None),
+    "places": of_journal("caches", "places", value=[]),
+    "tactics": of_journal("caches", "tactics", value=[1]),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_journal_of_odd_values_is_one_that_cannot_be_read(place: Place, name: str) -> None:
+    assert run_killed_at(9, "apply", "bundle", "--no-verify", *place.options).code == -9
+    file = place.state / "journal.json"
+    journal = json.loads(file.read_text())
+    FORGERIES[name](journal)
+    file.write_text(json.dumps(journal))
+    after = place.facts()
+    refused(place.run("recover"), 7, "cannot be read")
+    assert place.run("status").code == 7 and place.facts() == after
 
 
 def test_a_forged_journal_leads_nowhere(place: Place) -> None:
