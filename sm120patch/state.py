@@ -134,8 +134,11 @@ class EvidenceBook:
         link: str | None = None
         while content not in seen:
             seen.add(content)
+            # What was compared with itself says nothing.
             entries = [
-                e for e in self._lookup(content) if e.verdict not in UNDECIDED and self._here(e)
+                e
+                for e in self._lookup(content)
+                if e.verdict not in UNDECIDED and e.baseline_digest != content and self._here(e)
             ]
             own = [e for e in entries if set_id in e.sets]
             if own:

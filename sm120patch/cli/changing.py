@@ -351,7 +351,7 @@ def _show_plan(
 
 def _report(output: Output, site: Site, change: Change) -> int:
     """Print what holds now, read back from disk and ledger."""
-    from sm120patch.cli.outcome import change_dict, change_text, exit_code
+    from sm120patch.cli.outcome import change_dict, change_text, exit_code, unverified_others
     from sm120patch.operations import inspecting
 
     status = inspecting.status(site)
@@ -359,7 +359,9 @@ def _report(output: Output, site: Site, change: Change) -> int:
     code = exit_code(change)
     # Its lines take longer to find than all else that is said here.
     result = change_dict(change, concerned) if output.as_json else {}
-    output.data(result, change_text(change, concerned, output.given), code)
+    text = change_text(change, concerned, output.given)
+    others = [s for s in status.sets if s not in concerned] if change.outcome != "nothing" else []
+    output.data(result, "\n".join([text, *unverified_others(others, output.given)]), code)
     return code
 
 

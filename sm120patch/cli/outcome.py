@@ -10,7 +10,7 @@ from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, State
 from sm120patch.operations.changing import Change
 from sm120patch.plaintext import table
-from sm120patch.plan import Launch, Plan
+from sm120patch.plan import Launch, Plan, Role
 from sm120patch.recorded import record, text, texts
 from sm120patch.render import launch_dict, launch_text, plan_dict, status_dict, status_rows
 from sm120patch.state import SetStatus
@@ -90,6 +90,16 @@ def change_text(change: Change, statuses: Sequence[SetStatus], given: following.
     elif change.outcome == "reverted":
         lines += _restart_without(change.plan)
     return "\n".join(line for line in lines if line)
+
+
+def unverified_others(others: Sequence[SetStatus], given: following.Given) -> list[str]:
+    """Name sets that the change was not about and that no evidence speaks for as it left them."""
+    staged = [s.id for s in others if s.state is State.STAGED]
+    asked = [s.id for s in others if s.id in staged and s.role == Role.REQUESTED.value]
+    if not staged:
+        return []
+    verify = following.command(f"sm120patch verify {' '.join(asked or staged)}", given)
+    return [f"not verified together with what is on disk now: {', '.join(staged)}; next: {verify}"]
 
 
 def _restart_without(plan: Plan) -> list[str]:

@@ -86,8 +86,12 @@ def apply(
             ahead.prepare(staging.after_history(site.history(), plan))
         if profile is None:
             return _staged(site, plan, command, ahead)
-        if plan.is_noop:
+        if not plan.files:  # the baseline would hold the same files: there is nothing to compare
             owed = owed_sets(site, request, plan, profile, demands)
+            if not plan.is_noop:
+                staging.execute(site, plan, "staged", command)
+            if not owed:
+                return Change(plan, "nothing" if plan.is_noop else "staged")
             return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
         from sm120patch.operations import verifying
 
@@ -139,7 +143,7 @@ def refuse_unmeasurable(site: Site, plan: Plan) -> None:
     """Raise what keeps the sets of an `apply` plan from being measured: for dry runs."""
     from sm120patch.operations import verifying
 
-    if plan.is_noop:
+    if not plan.files:
         measurable.require_intact(site, site.history(), (), plan.requested)
         return
     if not measurable.left_over(site, plan):
@@ -212,7 +216,7 @@ def owed_sets(
     demand for speed.
     """
     wanted = tuple(n for n in request.sets if plan.states[n] is not State.UPSTREAM)
-    return unanswered(site, wanted, profile, demands) if plan.is_noop else wanted
+    return wanted if plan.files else unanswered(site, wanted, profile, demands)
 
 
 def unanswered(
