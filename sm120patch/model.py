@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 IMPORT_NAMES: Mapping[str, str] = {"sglang": "sglang", "flashinfer-python": "flashinfer"}
 """Distribution name -> the top-level package it installs. These are the targets known today."""
+ID = r"[a-z0-9]+(-[a-z0-9]+)*"
+"""Pattern of the names of sets and changes."""
 
 
 def sha256_hex(data: bytes) -> str:

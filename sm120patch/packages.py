@@ -25,6 +25,7 @@ from sm120patch.model import (
     TargetSnapshot,
     sha256_hex,
 )
+from sm120patch.tables import Table
 from sm120patch.tomltext import decode
 
 MAX_MEMBER = 64 << 20
@@ -267,13 +268,14 @@ def _places(pyproject: bytes) -> list[tuple[str, str]]:
     Reads setuptools' `package-dir` and `package-data` patterns, of which FlashInfer up to 0.4.1
     uses `directory/**` and plain names; the most specific package comes first.
     """
-    tool = decode(pyproject.decode("utf-8")).get("tool", {}).get("setuptools", {})
-    directories, data = tool.get("package-dir", {}), tool.get("package-data", {})
+    # What is not as setuptools wants it is passed over.
+    tool = Table(decode(pyproject.decode("utf-8")), "", []).table("tool").table("setuptools")
+    directories, data = tool.mapping("package-dir", str), tool.table("package-data")
     places = []
     for package in sorted(directories, key=len, reverse=True):
-        base = PurePosixPath(str(directories[package]))
+        base = PurePosixPath(directories[package])
         inside = package.replace(".", "/")
-        for pattern in data.get(package, ()):
-            prefix = str(pattern).removesuffix("**")
+        for pattern in data.texts(package):
+            prefix = pattern.removesuffix("**")
             places.append((f"{inside}/{prefix}", (base / "x").as_posix()[:-1] + prefix))
     return [*places, ("", "")]

@@ -21,13 +21,14 @@ from sm120patch.manifest.running import (
     read_launch,
     read_verification,
 )
-from sm120patch.manifest.toml import ID, ONE_LINE, Table
 from sm120patch.model import (
+    ID,
     Change,
     PatchSet,
     digest_of,
     sha256_hex,
 )
+from sm120patch.tables import ONE_LINE, Table
 from sm120patch.tomltext import decode
 
 __all__ = ["MAX_BYTES", "SCHEMA", "ReadPayload", "broken", "examine", "parse"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from sm120patch import relpath
 from sm120patch.manifest.ranges import check_disjoint, read_range, read_requires
-from sm120patch.manifest.toml import ID, ONE_LINE, Table
 from sm120patch.model import (
+    ID,
     IMPORT_NAMES,
     Change,
     PayloadKind,
@@ -15,6 +15,7 @@ from sm120patch.model import (
     Window,
     sha256_hex,
 )
+from sm120patch.tables import ONE_LINE, Table
 
 ReadPayload = Callable[[str], bytes]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sm120patch.manifest.ranges import check_disjoint, read_range
-from sm120patch.manifest.toml import ID, ONE_LINE, Table
-from sm120patch.model import Change, CompileCheck, PtxCount
+from sm120patch.model import ID, Change, CompileCheck, PtxCount
+from sm120patch.tables import ONE_LINE, Table
 
 _MODULE = r"[A-Za-z0-9_]{1,200}"
 _GENERATOR = r"flashinfer(\.[A-Za-z_][A-Za-z0-9_]*)+:[A-Za-z_][A-Za-z0-9_]*"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from sm120patch import versions
-from sm120patch.manifest.toml import Table
+from sm120patch.tables import Table
 
 _DISTRIBUTION = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 

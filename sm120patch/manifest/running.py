@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from sm120patch.known import WHERE
 from sm120patch.manifest.ranges import check_disjoint, read_range, read_requires
-from sm120patch.manifest.toml import ONE_LINE, Table
 from sm120patch.model import (
     IMPORT_NAMES,
     Advice,
@@ -18,6 +17,7 @@ from sm120patch.model import (
     LaunchOptions,
     VerificationPolicy,
 )
+from sm120patch.tables import ONE_LINE, Table
 
 _OPTION = r"--[a-z0-9][a-z0-9-]*"
 _MODULE = r"[A-Za-z0-9_]*"
@@ -133,6 +133,8 @@ def read_verification(table: Table) -> VerificationPolicy:
             table.choice("answers", [a.value for a in Answers], default=default.answers.value)
         ),
     )
+    if policy.margin in (0.0, 0.5):
+        table.fault("margin", f"{policy.margin} is not between 0.0 and 0.5")
     table.finish()
     return policy
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm120patch.disk import make_directory, remove_file, write_file
 from sm120patch.errors import HostError, UsageError
-from sm120patch.manifest.toml import ID
+from sm120patch.model import ID
 
 
 def check_name(set_id: str) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm120patch.verify.table import Table
+from sm120patch.tables import ANY, Table
 
 KINDS = ("native", "bench_serving", "command")
 THROUGHPUT = "output_throughput"
@@ -55,14 +55,14 @@ class BadOutput(Exception):  # noqa: N818 - of another program, not an error of 
 
 def read_driver(table: Table) -> Driver:
     """Read `[driver]`; notes every fault."""
-    kind = table.choice("kind", KINDS, "native")
+    kind = table.choice("kind", KINDS, default="native")
     driver = Driver(
         kind=kind,
-        args=table.strings("args"),
-        command=table.strings("command", required=kind == "command"),
-        metrics=table.mapping("metrics"),
-        tokenizer=table.text("tokenizer"),
-        timeout=table.number("timeout", 3600, 1, 86400) or 3600,
+        args=table.texts("args", pattern=ANY, distinct=False),
+        command=table.texts("command", pattern=ANY, distinct=False, required=kind == "command"),
+        metrics=table.mapping("metrics", str),
+        tokenizer=table.optional_text("tokenizer"),
+        timeout=table.number("timeout", 1, 86400, default=3600),
     )
     if driver.args and kind != "bench_serving":
         table.fault("args", "belongs to kind bench_serving")
@@ -77,7 +77,7 @@ def read_driver(table: Table) -> Driver:
         for found in re.findall(r"\{[a-z_]+\}", word):
             if found not in PLACEHOLDERS:
                 table.fault(f"command[{index}]", f"unknown placeholder {found}")
-    table.done()
+    table.finish()
     return driver
 
 

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from sm120patch.errors import UsageError
 from sm120patch.model import EvidenceKind, VerificationPolicy, digest_of
+from sm120patch.tables import ANY, Table
 from sm120patch.tomltext import decode
 from sm120patch.verify.driver import Driver, read_driver
-from sm120patch.verify.table import Table
 
 PLACEHOLDERS = ("{python}", "{prefix}", "{port}", "{tool_python}", "{api_key}")
 """Replaced anywhere in an element: the target's interpreter and prefix, the port of `url`, the
@@ -183,7 +183,7 @@ def parse(text: str, *, origin: str, python: str, prefix: str) -> Profile:
     except ValueError as error:
         raise _broken(origin, [f"not TOML: {error}"]) from None
     top = Table(document, "", faults)
-    server = _server(top.table("server"), present="server" in top)
+    server = _server(top.table("server", required=True), present="server" in top)
     workloads = _workloads(top.table("workload"))
     verify = top.table("verify")
     profile = Profile(
@@ -192,64 +192,62 @@ def parse(text: str, *, origin: str, python: str, prefix: str) -> Profile:
         prefix=prefix,
         server=server,
         workloads=workloads or DEFAULT_WORKLOADS,
-        blocks=verify.whole("blocks", None, 1, 50),
-        margin=verify.number("margin", None, 0.0, 0.5),
-        max_time=verify.number("max_time", None, 1, 7 * 86400),
-        seed=verify.whole("seed", 1, 0, 2**31 - 1) or 0,
-        endpoint=verify.choice("endpoint", ("generate", "openai"), "generate"),
-        model=verify.text("model"),
-        request_timeout=verify.number("request_timeout", 1800, 1, 86400) or 1800,
-        null_run=verify.truth("null_run"),
-        hang_timeout=verify.number("hang_timeout", 300, 1, 86400) or 300,
-        logprobs=verify.truth("logprobs") is not False,
+        blocks=verify.optional_integer("blocks", 1, 50),
+        margin=verify.optional_number("margin", 0.0, 0.5),
+        max_time=verify.optional_number("max_time", 1, 7 * 86400),
+        seed=verify.integer("seed", 0, 2**31 - 1, default=1),
+        endpoint=verify.choice("endpoint", ("generate", "openai"), default="generate"),
+        model=verify.optional_text("model"),
+        request_timeout=verify.number("request_timeout", 1, 86400, default=1800),
+        null_run=verify.optional_flag("null_run"),
+        hang_timeout=verify.number("hang_timeout", 1, 86400, default=300),
+        logprobs=verify.flag("logprobs", default=True),
         driver=read_driver(top.table("driver")),
     )
-    verify.done()
-    top.done()
+    verify.finish()
+    top.finish()
     if faults:
         raise _broken(origin, faults)
     return _sealed(profile)
 
 
 def _server(table: Table, *, present: bool) -> ServerSettings:
-    if not present:
-        table.faults.append("server: missing table")
-    mode = table.choice("mode", ("start", "external"), "start")
+    mode = table.choice("mode", ("start", "external"), default="start")
     wanted, other = ("restart_command", "command") if mode == "external" else (
         "command", "restart_command")  # fmt: skip
-    command = table.strings(wanted, required=present)
+    command = table.texts(wanted, pattern=ANY, distinct=False, required=present)
     if other in table:
         table.fault(other, f"belongs to mode {'start' if mode == 'external' else 'external'}")
-        table.strings(other)
+        table.texts(other, pattern=ANY, distinct=False)
     _check_command(table, wanted, command)
-    env = table.mapping("env")
+    env = table.mapping("env", str, pattern=r"[^=\0]+")
     settings = ServerSettings(
         mode=mode,
-        kind=EvidenceKind(table.choice("kind", [k.value for k in EvidenceKind], "real")),
+        kind=EvidenceKind(table.choice("kind", [k.value for k in EvidenceKind], default="real")),
         command=command,
         env=env,
         url=_url(table),
-        ready=table.text("ready", "/health") or "/health",
-        ready_timeout=table.number("ready_timeout", 900, 0.1, 86400) or 900,
-        stop_timeout=table.number("stop_timeout", 60, 0.1, 3600) or 60,
-        cwd=table.text("cwd"),
-        log=table.text("log"),
-        user=table.text("user"),
-        home=table.text("home"),
-        workspace=table.text("workspace"),
-        api_key_env=table.text("api_key_env"),
+        ready=table.text("ready", default="/health"),
+        ready_timeout=table.number("ready_timeout", 0.1, 86400, default=900),
+        stop_timeout=table.number("stop_timeout", 0.1, 3600, default=60),
+        cwd=table.optional_text("cwd"),
+        log=table.optional_text("log"),
+        user=table.optional_text("user"),
+        home=table.optional_text("home"),
+        workspace=table.optional_text("workspace"),
+        api_key_env=table.optional_text("api_key_env"),
     )
     if not settings.ready.startswith("/"):
         table.fault("ready", "expected a path that begins with /")
     if "{api_key}" in " ".join([*command, *env.values()]) and not settings.api_key_env:
-        table.fault("api_key_env", "missing, but {api_key} is used")
-    table.done()
+        table.fault("api_key_env", "is missing, but {api_key} is used")
+    table.finish()
     return settings
 
 
 def _url(table: Table) -> str:
     default = "http://127.0.0.1:30000"
-    url = table.text("url", default) or default
+    url = table.text("url", default=default)
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
@@ -280,15 +278,15 @@ def _workloads(table: Table) -> tuple[Workload, ...]:
     found = []
     for name in table.keys:
         entry = table.table(name)
-        concurrency = entry.whole("concurrency", 1, 1, 8192) or 1
+        concurrency = entry.integer("concurrency", 1, 8192, default=1)
         workload = Workload(
             name=name,
-            input_len=entry.whole("input_len", 256, 1, 1_000_000) or 256,
-            output_len=entry.whole("output_len", 128, 2, 1_000_000) or 128,
+            input_len=entry.integer("input_len", 1, 1_000_000, default=256),
+            output_len=entry.integer("output_len", 2, 1_000_000, default=128),
             concurrency=concurrency,
-            prompts=entry.whole("prompts", max(4, concurrency), 1, 1_000_000) or 1,
-            repeats=entry.whole("repeats", None, 1, 1000),
-            warmup=entry.whole("warmup", None, 0, 1_000_000),
+            prompts=entry.integer("prompts", 1, 1_000_000, default=max(4, concurrency)),
+            repeats=entry.optional_integer("repeats", 1, 1000),
+            warmup=entry.optional_integer("warmup", 0, 1_000_000),
         )
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
             table.fault(name, "expected a name of letters, digits, - and _ (at most 40)")
@@ -296,7 +294,7 @@ def _workloads(table: Table) -> tuple[Workload, ...]:
             entry.fault("prompts", f"fewer than concurrency ({concurrency}): it is never reached")
         if workload.prompts * workload.output_len > _MAX_TOKENS:
             entry.fault("prompts", f"prompts x output_len exceeds {_MAX_TOKENS}")
-        entry.done()
+        entry.finish()
         found.append(workload)
     return tuple(found)
 

@@ -101,8 +101,8 @@ def test_placeholders_are_filled_once() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ('kind = "fast"', "driver.kind: expected one of native, bench_serving, command"),
-        ('kind = "command"', "driver.command: missing"),
+        ('kind = "fast"', "driver.kind: 'fast' is none of native, bench_serving, command"),
+        ('kind = "command"', "driver.command: is missing"),
         ('kind = "command"\ncommand = ["x"]', "must say where output_throughput stands"),
         ('args = ["--x"]', "driver.args: belongs to kind bench_serving"),
         ('kind = "bench_serving"\ncommand = ["x"]', "belong to kind command"),

@@ -257,7 +257,7 @@ WRONG = [
     ),
     ("flag = true", "flag = []", "engagement[0].server-info.flag: [] is no plain value"),
     ('goal = "speed"', 'goal = "win"', "verification.goal: 'win' is none of speed"),
-    ("margin = 0.05", "margin = 1", "verification.margin: 1.0 is not between"),
+    ("margin = 0.05", "margin = 1", "verification.margin: 1 is not in 0.0..0.5"),
     ("repeats = 5", "repeats = 0", "verification.repeats: 0 is not in 1..100"),
     ("[verification]", "[verification]\nmargins = 1", "verification.margins: unknown key"),
     ("[host]", "[hosts]\nx = 1\n[host]", "hosts: unknown key"),

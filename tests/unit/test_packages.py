@@ -62,6 +62,19 @@ def test_a_source_distribution_is_laid_out_as_its_package_directories_say(tmp_pa
     assert package.read([*installed, "flashinfer/data/tests/t.py"]) == installed
 
 
+@pytest.mark.parametrize(
+    "pyproject",
+    [b"tool = 3", b"[tool]\nsetuptools = []", b'[tool.setuptools]\npackage-dir = "x"',
+     b'[tool.setuptools]\npackage-data = 1\npackage-dir = { flashinfer = 2 }'],
+)  # fmt: skip
+def test_a_source_distribution_with_odd_settings_is_read_all_the_same(
+    tmp_path: Path, pyproject: bytes
+) -> None:
+    tree = {"pyproject.toml": pyproject, "flashinfer/jit.py": b"jit"}
+    package = open_package(write_sdist(tmp_path, "flashinfer-python", "0.4.1", tree))
+    assert package.read(["flashinfer/jit.py"]) == {"flashinfer/jit.py": b"jit"}
+
+
 def test_a_snapshot_of_a_package_is_pristine_and_names_what_is_missing(tmp_path: Path) -> None:
     package = open_package(write_wheel(tmp_path, "sglang", "1.0", {"sglang/a.py": b"a"}))
     files = target_snapshot(package, ["sglang/a.py", "sglang/b.py"]).files

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-ID = r"[a-z0-9]+(-[a-z0-9]+)*"
-"""Names of sets and changes."""
 ONE_LINE = r"[^\n\r\0]+"
+ANY = r"[^\0]*"
 
 
 class Table:
@@ -25,6 +24,14 @@ class Table:
         self._path = path
         self._faults = faults
         self._known: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys in the order of the document."""
+        return tuple(self._data)
 
     def fault(self, key: str, message: str) -> None:
         """Note a fault of the value at `key`."""
@@ -41,6 +48,14 @@ class Table:
             self.fault(key, f"{value!r} does not match {pattern}")
         return value
 
+    def optional_text(self, key: str) -> str | None:
+        """Return a string that says something, None when the key is missing."""
+        value = self._find(key, str, "a string")
+        if value is not None and not value.strip():
+            self.fault(key, "is empty")
+            return None
+        return value
+
     def choice(self, key: str, allowed: Collection[str], *, default: str | None = None) -> str:
         """Return one of `allowed`; the first of them in place of a wrong one."""
         value = self._get(key, str, "a string", default)
@@ -54,24 +69,41 @@ class Table:
         """Return a boolean."""
         return bool(self._get(key, bool, "true or false", default))
 
+    def optional_flag(self, key: str) -> bool | None:
+        """Return a boolean, None when the key is missing."""
+        return self._find(key, bool, "true or false")
+
     def integer(self, key: str, low: int, high: int, *, default: int | None = None) -> int:
         """Return an integer in `low`..`high`."""
         value = self._get(key, int, "an integer", default)
-        if value is not None and not low <= value <= high:
-            self.fault(key, f"{value} is not in {low}..{high}")
-        return low if value is None else value
+        return low if value is None or not self._within(key, value, low, high) else value
+
+    def optional_integer(self, key: str, low: int, high: int) -> int | None:
+        """Return an integer in `low`..`high`, None when the key is missing."""
+        value = self._find(key, int, "an integer")
+        return None if value is None or not self._within(key, value, low, high) else value
 
     def number(self, key: str, low: float, high: float, *, default: float) -> float:
-        """Return a number strictly between `low` and `high`."""
-        value = self._get(key, float, "a number", default)
-        if value is not None and not low < value < high:
-            self.fault(key, f"{value} is not between {low} and {high}")
+        """Return a number in `low`..`high`."""
+        value = self.optional_number(key, low, high)
         return default if value is None else value
 
-    def texts(self, key: str, *, pattern: str = ONE_LINE, distinct: bool = True) -> tuple[str, ...]:
-        """Return an array of strings, empty when the key is missing."""
+    def optional_number(self, key: str, low: float, high: float) -> float | None:
+        """Return a number in `low`..`high`, None when the key is missing."""
+        value = self._find(key, float, "a number")
+        return None if value is None or not self._within(key, value, low, high) else float(value)
+
+    def texts(
+        self, key: str, *, pattern: str = ONE_LINE, distinct: bool = True, required: bool = False
+    ) -> tuple[str, ...]:
+        """Return an array of strings, empty when the key is missing; `required`: one at least."""
+        values = self._get(key, list, "an array of strings", None if required else [])
+        if required and values == []:
+            self.fault(key, "is empty")
         found: list[str] = []
-        for index, value in enumerate(self._get(key, list, "an array of strings", []) or []):
+        for index, value in enumerate(values or []):
+            if self._has_nul(f"{key}[{index}]", value):
+                continue
             if not isinstance(value, str) or not re.fullmatch(pattern, value):
                 self.fault(f"{key}[{index}]", f"{value!r} is no string that matches {pattern}")
             elif distinct and value in found:
@@ -101,7 +133,7 @@ class Table:
                 self.fault(key, f"the key {name!r} does not match {pattern}")
             elif not _is(value, kind):
                 self.fault(f"{key}.{name}", f"{value!r} is not {kind.__name__}")
-            else:
+            elif not self._has_nul(f"{key}.{name}", value):
                 found[name] = value
         return found
 
@@ -122,27 +154,49 @@ class Table:
         return found
 
     def finish(self) -> None:
-        """Note every key that nobody asked for."""
+        """Note every key that nobody asked for, with the nearest of those that somebody did."""
         for key in self._data:
             if key not in self._known:
-                self.fault(key, "unknown key")
+                import difflib
+
+                near = difflib.get_close_matches(key, sorted(self._known), n=1)
+                self.fault(key, "unknown key" + (f"; did you mean {near[0]}?" if near else ""))
 
     def _at(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key
 
     def _get(self, key: str, kind: type[T], word: str, default: T | None) -> T | None:
+        """Value of that kind, else the default; without a default a missing one is a fault."""
+        if key not in self._data and default is None:
+            self.fault(key, "is missing")
+        value = self._find(key, kind, word)
+        return default if value is None else value
+
+    def _find(self, key: str, kind: type[T], word: str) -> T | None:
+        """Value of that kind; None when there is none, which is a fault when there is another."""
         self._known.add(key)
         if key not in self._data:
-            if default is None:
-                self.fault(key, "is missing")
-            return default
+            return None
         value = self._data[key]
-        if kind is float and _is(value, int):
-            value = float(value)  # type: ignore[arg-type]  # an int, as just asked
-        if not _is(value, kind):
+        if not (_is(value, kind) or (kind is float and _is(value, int))):
             self.fault(key, f"expected {word}, found {value!r}")
-            return default
+            return None
+        if self._has_nul(key, value):
+            return None
         return value  # type: ignore[return-value]  # of `kind`, as `_is` says
+
+    def _has_nul(self, key: str, value: object) -> bool:
+        """Whether it is a string that no file name, argument or variable can be."""
+        if not isinstance(value, str) or "\0" not in value:
+            return False
+        self.fault(key, "contains a NUL byte")
+        return True
+
+    def _within(self, key: str, value: float, low: float, high: float) -> bool:
+        if low <= value <= high:
+            return True
+        self.fault(key, f"{value} is not in {low}..{high}")
+        return False
 
 
 def _is(value: object, kind: type) -> bool:
