@@ -11,11 +11,21 @@ from typing import NamedTuple
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.evidence import Evidence
-from sm120patch.model import ABSENT, EvidenceKind, State
+from sm120patch.model import ABSENT, EvidenceKind, Obstacle, State
 from sm120patch.plan import ActiveSet, FileKey, History, OwnedFile, sets_of
 
 UNDECIDED = ("inconclusive", "unconfirmed")
 """Verdicts that neither give nor take anything."""
+OBSTACLES = {
+    Obstacle.SYMLINK: "a symbolic link stands in its place",
+    Obstacle.NOT_REGULAR: "something that is no regular file stands in its place",
+    Obstacle.MISSING: "is missing",
+    Obstacle.OUTSIDE: "lies outside the package",
+    Obstacle.UNREADABLE: "cannot be read",
+}
+"""What stands in place of a file, in words."""
+IN_PLACE = (Obstacle.SYMLINK, Obstacle.NOT_REGULAR)
+"""Something else is there."""
 
 
 class DiskFact(NamedTuple):
@@ -28,6 +38,8 @@ class DiskFact(NamedTuple):
     """What a content that is not the ledger's is known as, in words."""
     unreadable: str = ""
     """Why the file cannot be read, where it is there."""
+    obstacle: str = ""
+    """What stands in its place, in words; what is read through that does not count."""
 
 
 class SetStatus(NamedTuple):
@@ -83,6 +95,8 @@ def disk_state(owned: OwnedFile, fact: DiskFact) -> tuple[State | None, str]:
         return State.LOST, f"{owned.target} is now {fact.version}, was {owned.version}"
     if fact.unreadable:
         return State.UNKNOWN, fact.unreadable
+    if fact.obstacle:
+        return State.DRIFTED, f"{owned.path}: {fact.obstacle}"
     if fact.sha256 == owned.current_sha256:
         return None, ""
     if fact.sha256 is not None and fact.sha256 == fact.pristine_sha256:

@@ -4,7 +4,8 @@ Reads disk; writes the stat cache only.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import exchange
@@ -26,7 +27,9 @@ from sm120patch.catalogue import Catalogue
 from sm120patch.errors import HostError
 from sm120patch.evidence import Evidence
 from sm120patch.journal import busy_sets
+from sm120patch.model import Obstacle
 from sm120patch.plan import FileKey, OwnedFile
+from sm120patch.state import OBSTACLES
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf
@@ -194,9 +197,26 @@ def _disk(
         elsewhere=elsewhere,
         owner=owner,
         changing=_changing(kept),
+        obstacles=dict(_obstacles(means, copies, kept)),
         python=place.python,
         ledger_lost=_is_lost(kept, comparisons),
     )
+
+
+def _obstacles(
+    means: Means, copies: Mapping[str, Copy], kept: Kept
+) -> Iterator[tuple[FileKey, str]]:
+    """Find what stands in place of files of the ledger; a link counts wherever it leads."""
+    for target, path in kept.history.files:
+        place = f"{copies[target].root}/{path}" if target in copies else ""
+        status = means.tree.status(place) if place else None
+        if status is None:
+            continue
+        straight = f"{means.tree.real(copies[target].root).rstrip('/')}/{path}"
+        if means.tree.real(place) != straight:
+            yield (target, path), OBSTACLES[Obstacle.SYMLINK]
+        elif not stat.S_ISREG(status.st_mode):
+            yield (target, path), OBSTACLES[Obstacle.NOT_REGULAR]
 
 
 def _is_lost(kept: Kept, comparisons: Mapping[str, Comparison]) -> bool:

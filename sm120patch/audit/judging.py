@@ -74,6 +74,8 @@ class Disk(NamedTuple):
     """Prefix of that environment."""
     changing: Mapping[FileKey, frozenset[str]] = {}
     """Files of the open journal -> sha256 of both contents that the change knows."""
+    obstacles: Mapping[FileKey, str] = {}
+    """Files of the ledger in whose place something else stands -> what that is, in words."""
     python: str = ""
     """`3.11`, or empty where nobody knows which Python it is."""
     ledger_lost: bool = False
@@ -160,7 +162,8 @@ def _owned(
         expected = difference.expected if difference else None
     known = fingerprints.known_as(*key, found) if found != owned.current_sha256 else ""
     pristine = expected or owned.pristine_sha256
-    fact = DiskFact(found, version, pristine, known, _unreadable(difference))
+    unreadable, obstacle = _unreadable(difference), disk.obstacles.get(key, "")
+    fact = DiskFact(found, version, pristine, known, unreadable, obstacle)
     state, reason = disk_state(owned, fact)
     shipped = None if owned.pristine_sha256 == ABSENT else pristine
     if state is None:
@@ -174,7 +177,7 @@ def _owned(
     kind = Kind(file_state.value)
     report = FileReport(*key, file_state, found, shipped, owned.changes, known)
     sets = sets_of(owned.changes)
-    hint = DIFF if state is State.DRIFTED else ""
+    hint = DIFF if state is State.DRIFTED and not obstacle else ""
     hint = f"sm120patch apply {' '.join(asked(sets))}" if state is State.LOST else hint
     return report, Finding(kind, *key, reason, sets, hint)
 
@@ -249,13 +252,17 @@ def _nothing(_key: FileKey) -> None:
 def _not_as_published(key: FileKey, found: str | None, disk: Disk) -> Judged:
     """Judge a file that RECORD agrees with: RECORD may have been rewritten along with it."""
     version = disk.versions[key[0]]
-    known = None if found is None else fingerprints.recognise(*key, found)
-    if known is None or version in known.versions or key[0] in disk.checkouts:
+    if found is None or key[0] in disk.checkouts or key[0] in disk.unknown:
+        return None
+    known = fingerprints.recognise(*key, found)
+    if known is not None and version in known.versions:
         return None
     if not fingerprints.published(*key, version):
         return None
-    report = FileReport(*key, FileState.FOREIGN, found, None, (), str(known))
-    detail = f"RECORD agrees, but this is {known}, not what was published as {version}"
+    name = str(known) if known is not None else ""
+    report = FileReport(*key, FileState.FOREIGN, found, None, (), name)
+    detail = f"RECORD agrees, but this is not what was published as {version}"
+    detail += f": it is {name}" if name else ""
     return report, Finding(Kind.RECORD, *key, detail)
 
 
@@ -366,7 +373,8 @@ def _fact(key: FileKey, owned: OwnedFile, disk: Disk) -> DiskFact:
     if owned.pristine_sha256 == ABSENT:
         expected = None
     version = disk.versions.get(key[0])
-    return DiskFact(found, version, expected, unreadable=_unreadable(difference))
+    unreadable, obstacle = _unreadable(difference), disk.obstacles.get(key, "")
+    return DiskFact(found, version, expected, unreadable=unreadable, obstacle=obstacle)
 
 
 def _unreadable(difference: Difference | None) -> str:

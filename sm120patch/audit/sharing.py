@@ -6,6 +6,7 @@ link is in the cache as well, and every later install brings it back.
 
 import io
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -110,7 +111,7 @@ def in_package(
     cached = [c for c in copies if (c.target, c.version) == (package.target, package.version)]
     for file in edited:
         here = tree.status(f"{package.root}/{file.path}")
-        if here is None:
+        if here is None or not stat.S_ISREG(here.st_mode):
             continue
         for copy in cached:
             there = tree.status(f"{copy.root}/{file.path}")

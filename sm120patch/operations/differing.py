@@ -29,11 +29,11 @@ from sm120patch.model import (
     sha256_hex,
 )
 from sm120patch.operations import auditing
-from sm120patch.operations.inactive import OBSTACLES
 from sm120patch.operations.site import Site
 from sm120patch.operations.sources import Sources
 from sm120patch.plaintext import clean
 from sm120patch.plan import FileKey, OwnedFile
+from sm120patch.state import OBSTACLES
 from sm120patch.unified import make_diff, quoted
 
 _UNOBTAINABLE = "upstream's content cannot be had"

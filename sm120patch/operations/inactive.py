@@ -22,7 +22,7 @@ from sm120patch.model import (
     Window,
 )
 from sm120patch.plan import FileKey, History, Outcome
-from sm120patch.state import SetStatus
+from sm120patch.state import OBSTACLES, SetStatus
 
 _FIRST = (State.UNKNOWN, State.EDITED)
 """What is wrong with a file comes before what versions say, what nobody could read first."""
@@ -175,13 +175,3 @@ def _foreign(target: str, file: FileSnapshot, origin: str) -> _Look:
     known = fingerprints.known_as(target, file.path, file.sha256)
     said = f"this is {known}" if known else "edited by somebody, and no ledger has it"
     return _Look(State.EDITED, f"{file.path}: {said}")
-
-
-OBSTACLES = {
-    Obstacle.SYMLINK: "a symbolic link stands in its place",
-    Obstacle.NOT_REGULAR: "something that is no regular file stands in its place",
-    Obstacle.MISSING: "is missing",
-    Obstacle.OUTSIDE: "lies outside the package",
-    Obstacle.UNREADABLE: "cannot be read",
-}
-"""What stands in place of a file, in words."""

@@ -28,6 +28,8 @@ from sm120patch.operations.site import Site
 from sm120patch.plan import FileKey, History, content_digest
 from sm120patch.render import evidence_dict
 from sm120patch.state import (
+    IN_PLACE,
+    OBSTACLES,
     DiskFact,
     EvidenceBook,
     SetStatus,
@@ -208,6 +210,7 @@ def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
             pristine_sha256=None if file is None else file.pristine_sha256,
             known_as=fingerprints.known_as(target, path, digest) if known else "",
             unreadable=file.why if file and file.obstacle is Obstacle.UNREADABLE else "",
+            obstacle=OBSTACLES[file.obstacle] if file and file.obstacle in IN_PLACE else "",
         )
     return facts
 

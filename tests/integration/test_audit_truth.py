@@ -135,6 +135,26 @@ def test_what_python_loads_in_place_of_a_source_is_named(
     assert finding["detail"] == f"upstream did not ship it{said}"
 
 
+def test_a_link_in_place_of_a_patched_file_is_told_alike(place: Place, tmp_path: Path) -> None:
+    place.stage("one")
+    shutil.copy(place.site / A, tmp_path / "same.py")
+    (place.site / A).unlink()
+    (place.site / A).symlink_to(tmp_path / "same.py")
+    (finding,) = place.run("audit").result["findings"]
+    assert (finding["kind"], finding["path"]) == ("drifted", A) and finding["hint"] == ""
+    (one,) = [s for s in place.done("status")["sets"] if s["id"] == "one"]
+    assert one["state"] == "drifted"
+    assert one["reason"] == finding["detail"] == f"{A}: a symbolic link stands in its place"
+
+
+def test_a_directory_in_place_of_a_patched_file_is_no_shared_edit(place: Place) -> None:
+    place.stage("one")
+    (place.site / A).unlink()
+    (place.site / A).mkdir()
+    (finding,) = place.run("audit").result["findings"]
+    assert finding["kind"] == "drifted" and "no regular file" in finding["detail"]
+
+
 # --- which copy ---------------------------------------------------------------------------------
 
 

@@ -122,6 +122,17 @@ def test_a_file_of_another_release_with_its_own_line_in_record_is_seen_through(
     assert "the file of sglang 0.5.8" in found["detail"]
 
 
+def test_any_content_with_its_own_line_in_record_is_seen_through(tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    site = real_environment(prefix, *PAIR)
+    with (site / gates.COMMUNICATOR).open("a") as stream:
+        stream.write("# somebody was here\n")
+    rewrite_record(site, gates.COMMUNICATOR)
+    (found,) = findings(prefix)
+    assert (found["kind"], found["path"]) == ("record", gates.COMMUNICATOR)
+    assert found["detail"] == "RECORD agrees, but this is not what was published as 0.5.9"
+
+
 def test_the_published_recipe_for_the_header_is_told_apart_from_the_whole_set(
     tmp_path: Path,
 ) -> None:
