@@ -15,6 +15,7 @@ from sm120patch.verify.metrics import Token
 
 MAX_LINE = 1 << 20
 MAX_TEXT = 1 << 20
+_MAX_LOGPROB = 1e9
 
 
 class BadReply(Exception):  # noqa: N818 - a reply, not a program error
@@ -211,10 +212,12 @@ def _chosen(pairs: object) -> tuple[Token, ...]:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) < 2:
             return ()
         logprob, key = pair[0], pair[1]
-        good = isinstance(logprob, int | float) and not isinstance(logprob, bool)
-        if not good or math.isnan(logprob) or type(key) not in (int, str):
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float):
             return ()
-        found.append(Token(key, max(float(logprob), -1e9)))
+        # Compared before anything is made of it: an integer may be too long for a float.
+        if logprob != logprob or logprob > _MAX_LOGPROB or type(key) not in (int, str):
+            return ()
+        found.append(Token(key, float(max(logprob, -_MAX_LOGPROB))))
     return tuple(found)
 
 

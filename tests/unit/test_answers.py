@@ -240,11 +240,18 @@ def test_probabilities_are_read_whether_they_are_repeated_or_added():
 @pytest.mark.parametrize(
     "pairs",
     [None, 3, "no", [3], [["x", 7]], [[True, 7]], [[math.nan, 7]], [[-0.5, None]], [[-0.5]],
-     ["ab"]],
+     ["ab"], [[10**400, 7]], [[math.inf, 7]]],
 )  # fmt: skip
 def test_probabilities_that_are_none_are_left_out(pairs: object):
     event = read_event(json.dumps(told(1, pairs)).encode(), virtual=False)
     assert event.chosen == ()
+
+
+def test_a_probability_beyond_all_bounds_is_none_worth_telling_apart():
+    event = read_event(
+        json.dumps(told(1, [[-(10**400), 7], [-math.inf, 8]])).encode(), virtual=False
+    )
+    assert event.chosen == (Token(7, -1e9), Token(8, -1e9))
 
 
 def test_an_answer_counts_only_when_its_end_was_seen():
