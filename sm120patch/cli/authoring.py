@@ -11,6 +11,7 @@ import click
 
 from sm120patch.cli import following
 from sm120patch.cli.options import (
+    FiniteRange,
     catalogue_options,
     offline_option,
     output_option,
@@ -246,7 +247,7 @@ def lint(
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=3600.0,
     show_default=True,
     metavar="SECONDS",

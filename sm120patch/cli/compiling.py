@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import Command
+from sm120patch.cli.options import Command, FiniteRange
 from sm120patch.cli.output import Output
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def compile_options(function: Command) -> Command:
     for option in (
         click.option(
             "--compile-timeout",
-            type=click.FloatRange(min=1),
+            type=FiniteRange(min=1),
             default=1800,
             show_default=True,
             metavar="SECONDS",

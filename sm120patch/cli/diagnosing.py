@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import PROFILE, environment_options, gpu_option, pass_output
+from sm120patch.cli.options import (
+    PROFILE,
+    FiniteRange,
+    environment_options,
+    gpu_option,
+    pass_output,
+)
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(min=0.1, max=600),
+    type=FiniteRange(min=0.1, max=600),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

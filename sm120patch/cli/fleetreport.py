@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import output_option, pass_output
+from sm120patch.cli.options import FiniteRange, output_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
@@ -64,7 +64,7 @@ KINDS = ("unequal", "unknown", "not-applied", "differs", "unexpected", "finding"
 )
 @click.option(
     "--max-age",
-    type=click.FloatRange(min=0, min_open=True, max=876_000),
+    type=FiniteRange(min=0, min_open=True, max=876_000),
     default=24.0,
     show_default=True,
     metavar="HOURS",
@@ -72,7 +72,7 @@ KINDS = ("unequal", "unknown", "not-applied", "differs", "unexpected", "finding"
 )
 @click.option(
     "--late",
-    type=click.FloatRange(min=0, max=36_500),
+    type=FiniteRange(min=0, max=36_500),
     default=30.0,
     show_default=True,
     metavar="DAYS",

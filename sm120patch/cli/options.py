@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PROFILE = Path("sm120patch.toml")
 """Profile that counts where no other is named, and that `init` writes."""
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers in a range; what is no number is in none, though click lets `nan` pass."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        """Return the number, or fail as click does."""
+        number: float = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, context)
+        return number
+
+
 pass_output = click.make_pass_decorator(Output)
 profile_option = click.option(
     "--profile",
@@ -27,7 +43,7 @@ profile_option = click.option(
     help="Verification profile (default: ./sm120patch.toml; see `init`).",
 )
 time_option = click.option(
-    "--max-time", type=click.FloatRange(min=1), metavar="SECONDS", help="Bound the verification."
+    "--max-time", type=FiniteRange(min=1), metavar="SECONDS", help="Bound the verification."
 )
 wheel_dir_option = click.option(
     "--wheel-dir",

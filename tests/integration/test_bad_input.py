@@ -14,7 +14,7 @@ import pytest
 from sm120patch.model import sha256_hex
 from tests.support import catalogue as small
 from tests.support.catalogue import A_TEXT, KERNEL, KERNEL_TEXT, A, B
-from tests.support.command import run
+from tests.support.command import run, run_after
 from tests.support.environments import create_venv, install_fake
 from tests.support.place import (
     A_WITH_ONE,
@@ -51,6 +51,24 @@ def test_a_request_that_makes_no_sense_is_a_usage_error(
 ) -> None:
     refused(place.run(*command), 2)
     place.assert_nothing_written()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("apply", "one", "--max-time", "nan"),
+        ("apply", "one", "--no-verify", "--compile-timeout", "inf"),
+        ("fleet-report", ".", "--max-age", "nan"),
+    ],
+)
+def test_what_is_no_number_bounds_nothing_and_is_refused(words: tuple[str, ...]) -> None:
+    refused(checked(run(*words, "--output", "json")), 2, "is no finite number")
+
+
+def test_a_system_that_is_out_of_something_is_no_bug(place: Place) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))"
+    ran = checked(run_after(few, "status", *place.options))
+    assert refused(ran, 10, "Too many open files")["code"] == "system"
 
 
 def test_a_command_line_that_cannot_be_parsed_has_an_envelope_as_well(place: Place) -> None:
