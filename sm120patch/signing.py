@@ -60,8 +60,14 @@ def sign(directory: Path, key: Path) -> Path:
             f"ssh-keygen does not sign with {key}: {_first_line(signature)}",
             hint="name a private SSH key, or a public one whose private half the agent holds",
         )
-    write_file(directory / LIST, data)
-    write_file(directory / SIGNATURE, signature.stdout)
+    try:
+        write_file(directory / LIST, data)
+        write_file(directory / SIGNATURE, signature.stdout)
+    except OSError as error:
+        raise HostError(
+            f"the signature cannot be written into {directory}: {error.strerror or error}",
+            hint="mend the cause and sign again: until then nobody takes the catalogue",
+        ) from error
     return directory / SIGNATURE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from sm120patch import __version__
 from sm120patch.cli import following, quick
-from sm120patch.cli.output import Output, flushed, hold_closed_streams, silence, unwritten
-from sm120patch.errors import ExitCode, InterruptedByUser, Sm120PatchError, UsageError
+from sm120patch.cli.output import Output, flushed, hold_closed_streams, unwritten
+from sm120patch.errors import ExitCode, HostError, InterruptedByUser, Sm120PatchError, UsageError
 from sm120patch.signals import raise_on_termination
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ COMMANDS = {
 """Module of `sm120patch.cli` -> the commands in its `COMMANDS`."""
 
 
+NO_BUG = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG,
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+}  # fmt: skip
+"""What no command could foresee, nor do anything about: disks, quotas, limits."""
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -56,15 +64,29 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Sm120PatchError as error:
         output.error(error)
         return int(error.exit_code)
-    except BrokenPipeError:
-        silence(sys.stdout)  # the reader has gone
-        return int(ExitCode.OK)
+    except OSError as error:
+        return _refused_by_the_system(output, error)
     except Exception as error:
-        if isinstance(error, OSError) and _of_click(error):
-            output.error(unwritten(error.strerror))
-            return int(ExitCode.HOST)
         return _bug(output, error)
     return int(code)
+
+
+def _refused_by_the_system(output: Output, error: OSError) -> int:
+    if _of_click(error):
+        output.error(unwritten(error.strerror))
+    elif error.errno in NO_BUG:
+        output.error(
+            HostError(
+                f"the system refuses: {error}",
+                code="system",
+                hint="mend the cause and repeat; `sm120patch status` shows where the environment"
+                " stands",
+                details={"errno": error.errno},
+            )
+        )
+    else:
+        return _bug(output, error)
+    return int(ExitCode.HOST)
 
 
 def _of_click(error: OSError) -> bool:

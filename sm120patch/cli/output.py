@@ -139,7 +139,7 @@ def _write(text: str, *, exact: bool = False) -> None:
             stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        raise  # the reader has seen enough
+        silence(stream)  # the reader has seen enough; the exit code is for somebody else
     except OSError as error:
         raise unwritten(error.strerror) from error
 
@@ -159,14 +159,14 @@ def unwritten(why: str | None) -> HostError:
 def flushed() -> bool:
     """True when standard output has taken all; a closed one has nothing to take.
 
-    Raises BrokenPipeError when its reader has gone.
+    Where its reader has gone, nobody misses the rest.
     """
     stream: TextIO | None = sys.stdout
     try:
         if stream is not None:
             stream.flush()
     except BrokenPipeError:
-        raise
+        silence(sys.stdout)
     except OSError:
         return False
     return True

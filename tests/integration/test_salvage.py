@@ -305,6 +305,22 @@ def test_nobody_has_to_listen_to_the_talk(place: Place) -> None:
     assert place.states()["one"] == "staged"
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_reader_that_has_gone_changes_no_exit_code(place: Place, form: str) -> None:
+    """`sm120patch audit | head` under pipefail must not make findings of none, nor none of some."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    where = ["--env", str(place.prefix), "--catalogue", str(place.catalogue), "--output", form]
+    for words, code in ((("audit",), 0), (("apply", "one", "--no-verify"), 0), (("audit",), 1)):
+        command = [sys.executable, "-m", "sm120patch", *words, *where]
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+    os.close(writer)
+    assert place.states()["one"] == "staged"
+
+
 def test_a_linked_state_directory_is_refused(place: Place) -> None:
     elsewhere = place.root / "elsewhere"
     elsewhere.mkdir()

@@ -54,6 +54,17 @@ def test_a_signed_catalogue_is_used_as_any_other(trusting: Place, signers: Signe
     assert trusting.changed() == {A}
 
 
+@needs_ssh
+@needs_root
+def test_a_catalogue_that_cannot_be_written_is_not_signed(place: Place, signers: Signers) -> None:
+    if subprocess.run(["chattr", "+i", place.catalogue], check=False).returncode:
+        pytest.skip("no such flags here")
+    try:
+        refused(sign(place.catalogue, signers.key), 10, "cannot be written")
+    finally:
+        subprocess.run(["chattr", "-i", place.catalogue], check=True)
+
+
 def edit(catalogue: Path) -> None:
     manifest = catalogue / "manifests" / "one.toml"
     manifest.write_text(manifest.read_text().replace("Set one", "Set evil"))
