@@ -196,11 +196,19 @@ def _copy_ownership(fd: int, like: int) -> None:
 
 
 def _copy_attributes(fd: int, like: int) -> None:
-    """Copy extended attributes, access control lists among them, as far as this process may."""
+    """Copy extended attributes, access control lists among them, as far as this process may.
+
+    What the new file has from its directory, an access control list that would let others in,
+    goes: nothing but what `like` has stays.
+    """
     try:
         names = os.listxattr(like)
+        inherited = [name for name in os.listxattr(fd) if name not in names]
     except OSError:
         return
+    for name in inherited:
+        with contextlib.suppress(OSError):  # a label that the system gives is not ours to take
+            os.removexattr(fd, name)
     for name in names:
         try:
             os.setxattr(fd, name, os.getxattr(like, name))
@@ -295,6 +303,8 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
         if path.is_symlink() or not path.is_dir():
             raise
         return
+    if stat.S_IMODE(path.lstat().st_mode) & 0o700 != 0o700:
+        path.chmod(mode & 0o700)  # a umask that keeps even the owner out
     sync_directory(path.parent)
 
 

@@ -192,8 +192,8 @@ class Ledger:
             "INSERT INTO owned_files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
-                    f.target, f.path, f.root, f.version, f.pristine_sha256, f.pristine_mode,
-                    f.pristine_mtime_ns, f.current_sha256, _json(f.changes),
+                    f.target, f.path, _stored(f.root), f.version, f.pristine_sha256,
+                    f.pristine_mode, f.pristine_mtime_ns, f.current_sha256, _json(f.changes),
                 )
                 for f in history.files.values()
             ],
@@ -222,7 +222,7 @@ def _event(row: Sequence[object]) -> Event:
 def _owned_file(row: Sequence[object]) -> OwnedFile:
     target, path, root, version, pristine, mode, mtime_ns, current, changes = row
     return OwnedFile(
-        target=str(target), path=str(path), root=str(root), version=str(version),
+        target=str(target), path=str(path), root=_shown(root), version=str(version),
         pristine_sha256=str(pristine), pristine_mode=int(str(mode)),
         pristine_mtime_ns=int(str(mtime_ns)), current_sha256=str(current),
         changes=tuple(json.loads(str(changes))),
@@ -251,6 +251,19 @@ def _evidence(row: Sequence[object]) -> Evidence:
         sets=tuple(json.loads(str(sets))), baseline_sets=tuple(json.loads(str(base))),
         data=dict(json.loads(str(data))), at=str(at), id=int(str(ident)),
     )  # fmt: skip
+
+
+def _stored(path: str) -> str | bytes:
+    """Path as SQLite takes it: as its bytes, where they are no UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(path)
+    return path
+
+
+def _shown(path: object) -> str:
+    return os.fsdecode(path) if isinstance(path, bytes) else str(path)
 
 
 def _json(value: object) -> str:

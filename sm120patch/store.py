@@ -166,7 +166,9 @@ class StateDirectory(NamedTuple):
                     holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
                     raise busy(self, holder or "unknown")
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, f"pid {os.getpid()}, {command}\n".encode(), 0)
+                os.pwrite(
+                    fd, f"pid {os.getpid()}, {command}\n".encode("utf-8", "surrogateescape"), 0
+                )
                 self._sweep()
             except OSError as error:
                 raise _unwritable(self.path, error) from error

@@ -58,6 +58,8 @@ def writes(site: Site, plan: Plan, environ: Mapping[str, str]) -> None:
     refuse_strangers(directories, os.environ)
     for directory in directories:
         reason = writable(directory)
+        if not reason and immutable(directory):
+            reason = "nothing in it can be replaced or removed (chattr +a)"
         if reason:
             raise HostError(
                 f"{directory} cannot be written: {reason}",

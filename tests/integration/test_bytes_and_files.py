@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.catalogue import A_TEXT, B_TEXT, A, B
-from tests.support.command import run_after
+from tests.support.command import run, run_after
 from tests.support.environments import install_fake
 from tests.support.place import Place, checked, refused
 
@@ -104,6 +105,22 @@ def test_prefixes_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert place.facts() == place.before and place.litter() == []
 
 
+def test_a_prefix_whose_name_is_no_text_is_one_like_any_other(tmp_path: Path) -> None:
+    """Python makes no such environment, but one can be moved there."""
+    (tmp_path / "made").mkdir()
+    Place(tmp_path / "made")
+    odd = tmp_path / os.fsdecode(b"odd-\xff\xfe")
+    (tmp_path / "made").rename(odd)
+    where = ["--env", odd / "env", "--catalogue", odd / "catalogue", "--output", "json"]
+    site = next(odd.glob("env/lib/python*/site-packages"))
+    for words in (("apply", "bundle", "--no-verify"), ("status",), ("history",)):
+        assert checked(run(*words, *where)).code == 0, words
+    assert (site / A).read_bytes() != A_TEXT.encode()
+    for words in (("revert", "--all"), ("recover",)):
+        assert checked(run(*words, *where)).code == 0, words
+    assert (site / A).read_bytes() == A_TEXT.encode()
+
+
 def test_names_that_differ_in_case_only_are_two_files(place: Place) -> None:
     upper = place.site / "sglang" / "A.py"
     upper.write_bytes(BASE)
@@ -145,6 +162,48 @@ def test_immutable_files_are_named_before_any_write(place: Place, what: str) -> 
         error = refused(place.run("apply", "bundle", "--no-verify"), 10, str(path))
     assert what == "directory" or "chattr -i" in error["hint"]
     place.assert_nothing_written()
+
+
+def test_a_directory_that_only_takes_more_files_is_named_before_any_write(place: Place) -> None:
+    directory = (place.site / A).parent
+    if subprocess.run(["chattr", "+a", directory], check=False, capture_output=True).returncode:
+        pytest.skip("no such flags here")
+    try:
+        refused(place.run("apply", "bundle", "--no-verify"), 10, str(directory), "chattr +a")
+    finally:
+        subprocess.run(["chattr", "-a", directory], check=True)
+    place.assert_nothing_written()
+
+
+def test_a_list_of_rights_that_a_directory_hands_down_does_not_get_to_the_file(
+    place: Place,
+) -> None:
+    """`default:user:1234:rwx` would let somebody write into what they could only read."""
+    everybody = 0xFFFFFFFF
+    entries = [(1, 7, everybody), (2, 7, 1234), (4, 5, everybody), (16, 7, everybody)]
+    entries.append((32, 5, everybody))
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    file = place.site / A
+    try:
+        os.setxattr(file.parent, "system.posix_acl_default", value)
+    except OSError:
+        pytest.skip("this file system has no such lists")
+    file.chmod(0o664)
+    place.stage("one")
+    assert os.listxattr(file) == [] and file.stat().st_mode & 0o777 == 0o664
+    place.done("revert", "--all")
+    assert os.listxattr(file) == [] and file.stat().st_mode & 0o777 == 0o664
+
+
+def test_a_umask_that_keeps_the_owner_out_makes_no_state_that_nobody_can_enter(
+    place: Place,
+) -> None:
+    words = ("apply", "one", "--no-verify", *place.options)
+    assert checked(run_after("import os; os.umask(0o777)", *words)).code == 0
+    directories = [p for p in (place.state, *place.state.rglob("*")) if p.is_dir()]
+    assert {d.stat().st_mode & 0o777 for d in directories} == {0o700}
+    place.done("revert", "--all")
+    assert place.facts() == place.before
 
 
 # --- time --------------------------------------------------------------------------------------
