@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.errors import HostError
+from sm120patch.host import proc
 
 Say = Callable[[str], None]
 HEARTBEAT = 30.0
@@ -127,26 +128,13 @@ def end_group(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
     end = time.monotonic() + patience
-    while (left := _session(process.pid)) and time.monotonic() < end:
+    while (left := proc.living(proc.SESSION, process.pid)) and time.monotonic() < end:
         process.poll()
         time.sleep(0.05)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def _session(leader: int) -> list[int]:
-    """Living members of a session; zombies do not count."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except (OSError, ValueError):
-            continue
-        if entry.name.isdigit() and fields[3] == str(leader) and fields[0] not in ("Z", "X"):
-            found.append(int(entry.name))
-    return found
 
 
 @dataclass(frozen=True)

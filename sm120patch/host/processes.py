@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch.environment import child
-from sm120patch.host import nvml
+from sm120patch.host import nvml, proc
 
 SGLANG_DEFAULT_PORT = 30000
 
@@ -73,15 +73,15 @@ def processes_using(
     }
     wanted = [os.fsencode(place) for place in places]
     found = []
-    for pid in _pids():
-        maps, command = _proc(pid, "maps"), _proc(pid, "cmdline")
+    for pid in proc.pids():
+        maps, command = proc.read(pid, "maps"), proc.read(pid, "cmdline")
         # A container may have its own process with a number that the driver means elsewhere.
         holds = holders.pop(pid, None) if _may_use_gpu(maps) else None
         if pid in ignored:
             continue
         # Few processes are worth a closer look.
         if holds or b"sglang" in command or any(place in maps for place in wanted):
-            live = _live(pid, _words(command), _mapped(maps), places, prefix, holds)
+            live = _live(pid, _words(command), proc.mapped(maps), places, prefix, holds)
             found += [live] if live is not None else []
     outside = (
         LiveProcess(pid, 0.0, (), f"{holds}, not visible from here")
@@ -120,40 +120,21 @@ def _ancestry(pid: int) -> list[int]:
     found = []
     while pid > 0 and pid not in found:
         found.append(pid)
-        # The name of a process stands in brackets and may hold anything.
-        fields = _proc(pid, "stat").rpartition(b")")[2].split()
-        pid = int(fields[1]) if len(fields) > 1 else 0
+        fields = proc.stat(pid)
+        pid = int(fields[proc.PARENT]) if len(fields) > 1 else 0
     return found
-
-
-def _pids() -> list[int]:
-    return sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
 
 
 def _started(pid: int) -> float | None:
     """Seconds since the epoch when the process started, as psutil says it; None when it is gone."""
-    fields = _proc(pid, "stat").rpartition(b")")[2].split()
+    after_boot = proc.since_boot(proc.stat(pid))
     booted = re.search(rb"^btime (\d+)$", Path("/proc/stat").read_bytes(), re.MULTILINE)
-    if len(fields) < 20 or booted is None:
-        return None
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK") + float(booted[1])
+    return None if after_boot is None or booted is None else after_boot + float(booted[1])
 
 
-def _proc(pid: int, name: str) -> bytes:
-    """A file of /proc; empty when it may not be read or the process is gone."""
-    try:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        parts = []
-        while part := os.read(fd, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+def command_of(pid: int) -> tuple[str, ...]:
+    """The command line of a process without its secrets; empty when it is gone."""
+    return _shown(_words(proc.read(pid, "cmdline")))
 
 
 def _words(command: bytes) -> tuple[str, ...]:
@@ -192,27 +173,34 @@ def _libraries(
     """Mapped libraries that are wanted; only where one of the `hints` stands we look closer."""
     needles = [os.fsencode(hint) for hint in hints]
     found = []
-    for pid in _pids():
-        maps = _proc(pid, "maps")
+    for pid in proc.pids():
+        maps = proc.read(pid, "maps")
         if not any(needle in maps for needle in needles):
             continue
-        for path in sorted(_mapped(maps)):
+        for path in sorted(proc.mapped(maps)):
             if wanted(path) and ".so" in Path(path).name:
-                command = _shown(_words(_proc(pid, "cmdline")))
-                live = LiveProcess(pid, _started(pid) or 0.0, command, f"maps {path}")
+                live = LiveProcess(pid, _started(pid) or 0.0, command_of(pid), f"maps {path}")
                 found.append((live, path))
     return tuple(found)
+
+
+def listening_pids(port: int) -> tuple[int | None, ...]:
+    """Who listens on a TCP port of this host; None for processes that we may not look into."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return ()
+    listening = (c for c in connections if c.status == psutil.CONN_LISTEN)
+    return tuple(dict.fromkeys(c.pid for c in listening if c.laddr[1:2] == (port,)))
 
 
 def listening_pid(port: int) -> Listener | None:
     """Return who listens on a TCP port of this host, None when nobody does."""
     import psutil
 
-    owners = {
-        connection.pid
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
-    }
+    owners = set(listening_pids(port))
     if not owners:
         return None
     started = []
@@ -228,7 +216,7 @@ def listening_pid(port: int) -> Listener | None:
 
 def running_sglang_servers() -> tuple[ServerProcess, ...]:
     """Find SGLang servers that run on this host, the oldest first."""
-    commands = {pid: _words(_proc(pid, "cmdline")) for pid in _pids()}
+    commands = {pid: _words(proc.read(pid, "cmdline")) for pid in proc.pids()}
     found = {pid for pid, words in commands.items() if is_server_command(words)}
     parents = {pid: _ancestry(pid)[1:2] for pid in found}
     pythons = [pid for pid, words in commands.items() if _is_python(words)]
@@ -270,10 +258,10 @@ def port_of(command: Sequence[str]) -> int:
 def _server(pid: int, pythons: Iterable[int]) -> ServerProcess | None:
     from sm120patch.redaction import redact_environment
 
-    command, started = _words(_proc(pid, "cmdline")), _started(pid)
+    command, started = _words(proc.read(pid, "cmdline")), _started(pid)
     if not command or started is None:
         return None  # gone meanwhile
-    pairs = (entry.partition("=") for entry in os.fsdecode(_proc(pid, "environ")).split("\0"))
+    pairs = (entry.partition("=") for entry in os.fsdecode(proc.read(pid, "environ")).split("\0"))
     environ = redact_environment({name: value for name, equals, value in pairs if equals})
     cwd = user = None
     with contextlib.suppress(OSError):
@@ -305,11 +293,6 @@ def _gpu_holders() -> dict[int, str]:
         size = f" ({memory / 2**30:.1f} GiB)" if memory else ""
         gpus.setdefault(pid, []).append(f"GPU {index}{size}")
     return {pid: f"holds {', '.join(names)}" for pid, names in gpus.items()}
-
-
-def _mapped(maps: bytes) -> frozenset[str]:
-    lines = maps.decode("utf-8", "surrogateescape").splitlines()
-    return frozenset(fields[5] for line in lines if len(fields := line.split(None, 5)) == 6)
 
 
 def _may_use_gpu(maps: bytes) -> bool:
@@ -357,7 +340,7 @@ def programs_of(pid: int, command: Sequence[str]) -> Iterator[str]:
                 here = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - as in `_server`
                 yield os.path.normpath(f"{here}/{word}")
     if "/" not in command[0]:
-        variables = _proc(pid, "environ").split(b"\0")
+        variables = proc.read(pid, "environ").split(b"\0")
         path = next((v[5:] for v in variables if v.startswith(b"PATH=")), b"")
         import shutil  # it loads three kinds of compression
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sm120patch.caches.builds import SHELF, UNOWNED, read_marker
+from sm120patch.host import proc
 
 _TICK = 1.0  # seconds: time stamps of files are coarser than the clock on some file systems
 _GONE = " (deleted)"
@@ -18,19 +19,8 @@ _GONE = " (deleted)"
 
 def mapped_files(pids: Iterable[int]) -> frozenset[str] | None:
     """Paths of all files mapped by the processes; None when none of them can be looked at."""
-    found: set[str] = set()
-    seen = False
-    for pid in pids:
-        try:
-            with Path(f"/proc/{pid}/maps").open("rb") as stream:
-                for line in stream:
-                    fields = line.decode("utf-8", "replace").rstrip("\n").split(None, 5)
-                    if len(fields) == 6 and fields[5].startswith("/"):
-                        found.add(fields[5])
-                seen = True
-        except OSError:
-            continue
-    return frozenset(found) if seen else None
+    maps = list(filter(None, (proc.read(pid, "maps") for pid in pids)))
+    return frozenset().union(*map(proc.mapped, maps)) if maps else None
 
 
 def matching(files: Iterable[str], pattern: str) -> list[str]:

@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+
+from sm120patch.host import proc
+from sm120patch.host.processes import command_of, listening_pids
 
 _TICK = 0.02  # kernel start times have a granularity of 10 ms
 
@@ -34,39 +36,20 @@ def answers(host: str, port: int) -> bool:
 
 def listeners(port: int) -> list[Listener]:
     """Processes that listen on a TCP port of this host."""
-    import psutil
-
-    found = []
-    try:
-        connections = psutil.net_connections(kind="tcp")
-    except (psutil.Error, OSError):
-        return []
-    for connection in connections:
-        local = connection.laddr
-        if connection.status != psutil.CONN_LISTEN or not local or local.port != port:
-            continue
-        found.append(Listener(connection.pid, _command(connection.pid)))
-    return list(dict.fromkeys(found))
+    return [
+        Listener(pid, " ".join(command_of(pid))[:120] or "unknown" if pid else "unknown")
+        for pid in listening_pids(port)
+    ]
 
 
 def group_members(group: int) -> list[int]:
     """Living processes of a process group; zombies do not count."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            state, owner = fields[0], fields[2]
-            if owner == str(group) and state not in ("Z", "X"):
-                members.append(int(entry.name))
-    return members
+    return proc.living(proc.GROUP, group)
 
 
 def descendants(pid: int) -> list[int]:
     """A process and all that it has started, directly or through others, as far as they live."""
-    parents = {
-        int(entry.name): int(fields[1])
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and (fields := _stat(int(entry.name)))
-    }
+    parents = {p: int(fields[proc.PARENT]) for p in proc.pids() if (fields := proc.stat(p))}
     found = [pid]
     for known in found:
         found += [child for child, parent in parents.items() if parent == known]
@@ -81,8 +64,9 @@ def died_unnoticed(pids: Iterable[int]) -> list[str]:
     """
     names = []
     for pid in pids:
-        if (fields := _stat(pid)) and fields[0] in ("Z", "X"):
-            names.append(f"{_name(pid)} (PID {pid})")
+        if (fields := proc.stat(pid)) and fields[proc.STATE] in proc.ENDED:
+            name = proc.read(pid, "comm").decode("utf-8", "replace").strip()
+            names.append(f"{name or 'unnamed'} (PID {pid})")
     return names
 
 
@@ -101,39 +85,11 @@ def boot_clock() -> float:
 
 def started_at(pid: int) -> float | None:
     """Time of `boot_clock` at which a living process started, good to 10 ms; None when unknown."""
-    fields = _stat(pid)
-    if len(fields) < 20 or fields[0] in ("Z", "X"):
-        return None
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    fields = proc.stat(pid)
+    return proc.since_boot(fields) if fields and fields[proc.STATE] not in proc.ENDED else None
 
 
 def started_after(pid: int, moment: float) -> bool | None:
     """True when a process started after `moment` of `boot_clock`; None when unknown."""
     start = started_at(pid)
     return None if start is None else start + _TICK >= moment
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the command name, state first; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip() or "unnamed"
-    except OSError:
-        return "unnamed"
-
-
-def _command(pid: int | None) -> str:
-    import psutil
-
-    if pid is None:
-        return "unknown"
-    try:
-        return " ".join(psutil.Process(pid).cmdline())[:120] or "unknown"
-    except psutil.Error:
-        return "unknown"

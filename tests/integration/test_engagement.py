@@ -177,7 +177,7 @@ def mapped(path: Path) -> Iterator[None]:
 
 
 def test_files_that_processes_have_mapped_are_seen(tmp_path: Path) -> None:
-    library = so_file(tmp_path / "with a space" / "fast.so")
+    library = so_file(tmp_path / "odd\x85name, with a space" / "fast.so")
     assert str(library) not in (mapped_files([os.getpid()]) or ())
     with mapped(library):
         files = mapped_files([os.getpid(), 2**22 + 1]) or frozenset()

@@ -16,6 +16,7 @@ from sm120patch.host import nvml, processes
 from sm120patch.host.machine import Gpu, Host, Link, describe, identify, in_container, probe
 from sm120patch.host.processes import listening_pid, processes_using, running_sglang_servers
 from sm120patch.redaction import redact_arguments, redact_environment, redact_output, redact_text
+from sm120patch.verify.processes import listeners
 from tests.support.environments import create_venv
 
 WAIT = "import sys, time; print('up', flush=True); time.sleep(60)"
@@ -252,6 +253,20 @@ def test_the_listener_of_a_port_is_found_with_its_start_time() -> None:
         assert listener is not None and listener.pid == os.getpid()
         assert listener.create_time is not None and listener.create_time < time.time()
     assert listening_pid(port) is None
+
+
+def test_who_holds_a_port_is_named_without_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "serve.py").write_text(
+        "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "print(server.getsockname()[1], flush=True)\nserver.accept()\n"
+    )
+    command = (sys.executable, "serve.py", "--api-key", "sesame-5781")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as child:
+        assert child.stdout is not None
+        (holder,) = listeners(int(child.stdout.readline()))
+        child.kill()
+    assert holder.pid == child.pid
+    assert "serve.py --api-key" in str(holder) and "sesame" not in str(holder)
 
 
 def test_running_servers_are_listed_for_init(prefix: Path) -> None:
