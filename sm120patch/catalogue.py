@@ -84,6 +84,12 @@ class Catalogue(NamedTuple):
             details={"name": set_id, "close": close, "known": list(self.ids)},
         )
 
+    def optional(self, ids: Iterable[str]) -> str:
+        """Name every change that `--with` can select, in words."""
+        changes = ((name, c) for name in self.closure(ids) for c in self.get(name).changes)
+        found = [f"{name}/{c.id}" for name, c in changes if c.optional]
+        return f"there are {', '.join(found)}" if found else "there is none"
+
     def closure(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Return the named sets and all they depend on, dependencies first, each once."""
         order: list[str] = []

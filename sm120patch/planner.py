@@ -173,7 +173,7 @@ class _Planner:
                 and change.optional
             ]
             if not owners:
-                unknown.append(f"no optional change {text!r} in {', '.join(chosen)}")
+                unknown.append(f"no optional change {text!r}: {self._catalogue.optional(chosen)}")
             for name in owners:
                 chosen[name].add(change_id)
         for name, picked in chosen.items():

@@ -44,6 +44,7 @@ def history_rows(events: Sequence[Event]) -> list[tuple[str, ...]]:
         subject = ", ".join(event.sets or texts(event.data, "requested"))
         subject = subject or text(event.data, "experiment", "name") or text(event.data, "command")
         verdict = text(event.data, "verdict") or text(event.data, "outcome")
+        verdict = verdict or text(event.data, "error").partition("\n")[0]
         kind = text(event.data, "kind")
         shown = f"{verdict} ({kind})" if kind not in ("", "real") else verdict
         rows.append((str(event.id), event.at, event.kind, subject or "-", shown))

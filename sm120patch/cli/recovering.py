@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli import following
 from sm120patch.cli.common import command_line
 from sm120patch.cli.options import environment_options, pass_output
 from sm120patch.cli.output import Output
@@ -54,6 +55,8 @@ def recover(
         return ExitCode.OK
     text = f"{result.outcome}: {result.command}"
     text += "".join(f"\nleft as found: {path}" for path in result.kept_foreign)
+    if result.outcome == "undone" and not result.kept_foreign:
+        text += "\nevery file holds its content from before it; repeat it if you still want it"
     output.data(_result(result.outcome, result.command, result.kept_foreign), text)
     return ExitCode.OK
 
@@ -64,10 +67,11 @@ def _warn_of_originals(output: Output, files: Sequence[str]) -> None:
             f"warning: the ledger does not speak of {', '.join(files)}, which are not upstream's;"
             " the store keeps their originals"
         )
-        output.talk(
+        hint = (
             "hint: `sm120patch adopt SET` takes a set that is there into the ledger;"
             " `sm120patch recover --lost-ledger` puts upstream's content back"
         )
+        output.talk(following.prose(hint, output.given))
 
 
 def _salvage(output: Output, site: Site) -> int:

@@ -5,6 +5,7 @@ Reads /proc through psutil; writes the one file that was named.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,4 +76,5 @@ def _message(path: Path, server: ServerProcess | None) -> str:
         if server is None
         else f"from the SGLang server with pid {server.pid}; read it before you use it"
     )
-    return f"wrote {path} ({origin})\nnext: sm120patch apply SET --dry-run --profile {path}"
+    named = shlex.quote(str(path))
+    return f"wrote {path} ({origin})\nnext: sm120patch apply SET --dry-run --profile {named}"

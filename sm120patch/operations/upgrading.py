@@ -107,7 +107,7 @@ def selection(
             and any(c.id == change_id and c.optional for c in catalogue.get(name).changes)
         ]
         if not owners:
-            raise UsageError(f"no optional change {label!r} in {', '.join(chosen)}")
+            raise UsageError(f"no optional change {label!r}: {catalogue.optional(chosen)}")
         for name in owners:
             chosen.setdefault(name, set()).add(change_id)
     for name in catalogue.closure(chosen):

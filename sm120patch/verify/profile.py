@@ -317,7 +317,8 @@ def _broken(origin: str, faults: list[str]) -> UsageError:
     listed = "".join(f"{os.linesep}  {fault}" for fault in faults)
     return UsageError(
         f"the verification profile {origin} is not usable:{listed}",
-        hint="correct the keys named above; `sm120patch init` writes a commented example",
+        hint="correct the keys named above; `sm120patch init --profile example.toml` writes a"
+        " commented one",
         code="profile",
         details={"faults": faults, "profile": origin},
     )

@@ -187,7 +187,11 @@ def _judge_speed(goal: Goal, margin: float, findings: Findings) -> _Judged:
     if findings.collapses:
         return Verdict.REGRESSED, [*findings.collapses, *reasons], None
     if findings.unfinished is not None:
-        return Verdict.INCONCLUSIVE, [*reasons, findings.unfinished], "allow more time (max_time)"
+        return (
+            Verdict.INCONCLUSIVE,
+            [*reasons, findings.unfinished],
+            ("allow more time (--max-time, or max_time in the profile)"),
+        )
     if slow := [name for name, i in effects.items() if _slower(goal, margin, i)]:
         limit = 1.0 if goal is Goal.SPEED else 1 - margin
         reasons.append(f"slower than allowed at {', '.join(slow)}: limit {_percent(limit)} %")

@@ -160,3 +160,31 @@ def test_status_and_audit_name_one_command_for_all_that_is_lost(tmp_path: Path) 
     assert again[:3] == ["apply", "bundle", "two"]
     assert run(*again, "--no-verify").code == 0
     assert {place.states()[name] for name in ("bundle", "two", "one", "kernel")} == {"staged"}
+
+
+def test_an_optional_change_that_is_not_there_is_answered_with_those_that_are(
+    place: Place,
+) -> None:
+    words = ("apply", "bundle", "--with", "nonsense", "--no-verify")
+    refused(place.run(*words), 2, "no optional change 'nonsense': there are one/extra")
+    words = ("apply", "kernel", "--with", "nonsense", "--no-verify")
+    refused(place.run(*words), 2, "no optional change 'nonsense': there is none")
+
+
+def test_history_says_why_a_command_failed(host: Host) -> None:
+    profile = host.profile(GOOD, command=["{python}", "-c", "raise SystemExit(3)", "{set_args}"])
+    assert host.run("apply", "fusion", "--profile", profile).code == 10
+    (line,) = host.text("history").out.splitlines()
+    assert "failed" in line and "the baseline does not run" in line
+
+
+def test_init_names_the_next_command_so_that_it_can_be_pasted(tmp_path: Path) -> None:
+    done = run("init", "--profile", "my profile.toml", cwd=tmp_path)
+    assert shlex.split(done.out.splitlines()[-1])[-2:] == ["--profile", "my profile.toml"]
+
+
+def test_an_unusable_profile_leads_to_an_example_beside_it(host: Host) -> None:
+    broken = host.root / "broken.toml"
+    broken.write_text("garbage [")
+    error = host.run("apply", "fusion", "--profile", broken).error
+    assert "`sm120patch init --profile example.toml`" in error["hint"]
