@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 
+from sm120patch.audit import places
 from sm120patch.audit.findings import Finding, Kind
 from sm120patch.audit.layout import Copy, Layout
 from sm120patch.audit.mounts import Mount
@@ -20,6 +21,9 @@ from sm120patch.model import IMPORT_NAMES
 
 _TARGETS = re.compile(rb"\b(?:sglang|flashinfer)(?:[._ \"'/,:)\]]|$)")
 _CUSTOM = ("sitecustomize", "usercustomize")
+_COMPILED = (".pyc", ".so")
+_MODULES = 200
+"""Files of a package that are looked into."""
 _GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms", "sglang.serve_backends")
 """Entry point groups from which SGLang loads code of other distributions."""
 _HARMLESS = frozenset(("import _virtualenv",))
@@ -35,6 +39,12 @@ VARIABLES = {
     "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": "adds or replaces processors of SGLang",
     "SGLANG_MOE_CONFIG_DIR": "lays fused-MoE configurations over those of SGLang",
     "SGLANG_LORA_MOE_CONFIG_DIR": "lays LoRA configurations over those of SGLang",
+    "SGLANG_LORA_DENSE_CONFIG_DIR": "lays LoRA configurations over those of SGLang",
+    "SGLANG_HTTP_SERVER_APP_PATH": "replaces the HTTP application of SGLang",
+    "FLASHINFER_EXTRA_CFLAGS": "changes how FlashInfer's modules are compiled",
+    "FLASHINFER_EXTRA_CUDAFLAGS": "changes how FlashInfer's modules are compiled",
+    "FLASHINFER_NVCC": "is the compiler of FlashInfer's modules",
+    "CPATH": "is searched before FlashInfer's headers",
     "FLASHINFER_CUBIN_DIR": "replaces FlashInfer's binaries",
     "FLASHINFER_AOT_DIR": "replaces FlashInfer's prebuilt modules",
 }
@@ -44,9 +54,10 @@ VARIABLES = {
 def in_environment(tree: Tree, place: Place, layout: Layout) -> Iterator[Finding]:
     """Find what runs or overlays at every start of one environment."""
     owners = _Owners(tree, place.sites)
-    for directory in dict.fromkeys((*layout.path, *_libraries(place))):
+    for directory in dict.fromkeys((*layout.path, *_libraries(tree, place))):
         for name in _CUSTOM:
-            for path in (f"{directory}/{name}.py", f"{directory}/{name}/__init__.py"):
+            compiled = [p for p in tree.matching(directory, f"{name}.") if p.endswith(_COMPILED)]
+            for path in (f"{directory}/{name}.py", f"{directory}/{name}/__init__.py", *compiled):
                 yield from _custom(tree, path, owners)
     for pth, line in layout.code:
         yield from _line(tree, pth, line, layout, owners)
@@ -54,16 +65,25 @@ def in_environment(tree: Tree, place: Place, layout: Layout) -> Iterator[Finding
         yield from _plugins(tree, site)
 
 
-def _libraries(place: Place) -> Iterator[str]:
-    """The standard library's directory: `sitecustomize` may lie there as well."""
+def _libraries(tree: Tree, place: Place) -> Iterator[str]:
+    """Directories of the standard library: `sitecustomize` may lie there as well.
+
+    That of a virtual environment is the one of the Python that it was made with.
+    """
     for site in place.sites:
         above, _, name = site.rpartition("/")
-        if name in ("site-packages", "dist-packages"):
+        if name in places.SITES:
             yield above
+    base = places.settings_of(tree, place.prefix).get("home", "").rpartition("/")[0]
+    if base and place.python:
+        yield from (f"{base}/{lib}/python{place.python}" for lib in ("lib", "lib64"))
 
 
 def _custom(tree: Tree, path: str, owners: _Owners) -> Iterator[Finding]:
-    data = tree.read(path, 1 << 20)
+    data = tree.read(path, 1 << 24)
+    if data is None and tree.is_file(path):
+        detail = "is executed at every start of Python, and cannot be looked into"
+        yield Finding(Kind.CARRIER, "-", path, detail)
     if data is None or not _has_code(data):
         return
     speaks = _TARGETS.search(data)
@@ -95,15 +115,18 @@ def _line(tree: Tree, pth: str, line: str, layout: Layout, owners: _Owners) -> I
 
 
 def _module_speaks(tree: Tree, line: str, layout: Layout) -> bool:
-    """Look into the module that the line imports first."""
-    found = re.match(r"import[ \t]+([A-Za-z_]\w*)", line)
-    if found is None:
-        return False
-    for directory in layout.path:
-        for name in (f"{found[1]}.py", f"{found[1]}/__init__.py"):
-            data = tree.read(f"{directory}/{name}", 1 << 20)
-            if data is not None:
-                return _TARGETS.search(data) is not None
+    """Look into the modules that the line names, and into what lies in their packages."""
+    for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", line)):
+        first, *below = name.split(".")
+        for directory in layout.path if first not in IMPORT_NAMES.values() else ():
+            package = f"{directory}/{first}"
+            files = [f"{package}.py", *tree.matching(package, "", ".py")]
+            files += [
+                f"{'/'.join((package, *below[:depth]))}.py" for depth in range(len(below), 0, -1)
+            ]
+            texts = (tree.read(file, 1 << 20) for file in files[:_MODULES])
+            if any(text is not None and _TARGETS.search(text) for text in texts):
+                return True
     return False
 
 
@@ -158,6 +181,11 @@ def in_variables(
             continue
         if name == "PYTHONPATH":
             yield from _python_path(tree, value, where, here)
+        elif name == "CPATH":
+            held = [d for d in value.split(":") if d and tree.is_dir(f"{d}/flashinfer")]
+            for directory in held:
+                said = f"{where}: {name} names {directory}, which holds flashinfer, and {does}"
+                yield Finding(Kind.CARRIER, "-", name, said)
         else:
             yield Finding(Kind.CARRIER, "-", name, f"{where}: {name}={value[:200]} {does}")
 

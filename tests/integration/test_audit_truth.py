@@ -207,6 +207,66 @@ def test_an_environment_is_found_where_people_have_them(tmp_path: Path, prefix: 
     assert search.installer_caches == (["/root/.cache/uv"] if "/uv/" in prefix else [])
 
 
+# --- start-up code ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sitecustomize.pyc", "usercustomize.abi3.so"])
+def test_start_up_code_without_a_source_is_a_carrier(place: Place, name: str) -> None:
+    (place.site / name).write_bytes(b"compiled")
+    assert place.findings() == {("carrier", str(place.site / name))}
+
+
+def test_start_up_code_of_the_python_that_an_environment_was_made_with_is_a_carrier(
+    place: Place, tmp_path: Path
+) -> None:
+    library = tmp_path / "base" / "lib" / "python3.11"
+    library.mkdir(parents=True)
+    (library / "sitecustomize.py").write_text("import sglang.srt\n")
+    settings = f"home = {tmp_path / 'base' / 'bin'}\nversion = 3.11.7\n"
+    (place.prefix / "pyvenv.cfg").write_text(settings)
+    lib = place.site.parent
+    if lib.name != "python3.11":
+        pytest.skip("the environment is one of another Python")
+    assert place.findings() == {("carrier", str(library / "sitecustomize.py"))}
+
+
+def test_start_up_code_too_large_to_be_read_is_a_carrier(place: Place) -> None:
+    (place.site / "sitecustomize.py").write_bytes(b"#" * (1 << 24) + b"\nimport sglang\n")
+    (carrier,) = found(place, "carrier")
+    assert "cannot be looked into" in carrier["detail"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import hook.far", "import os, hook", "import sys; __import__('hook')", "import hook.far.off"],
+)
+def test_a_module_that_a_distribution_starts_is_looked_into(place: Place, line: str) -> None:
+    said = "from importlib import import_module\nm = import_module('sglang.srt')\n"
+    files = {
+        "hook/__init__.py": b"",
+        "hook/far.py": said.encode(),
+        "hook.pth": f"{line}\n".encode(),
+    }
+    install_fake(place.site, "hook", "1.0", files)
+    (carrier,) = found(place, "carrier")
+    assert "it speaks of the packages" in carrier["detail"]
+    (place.site / "hook" / "far.py").write_text("")
+    assert found(place, "carrier") == []
+
+
+def test_variables_that_change_what_is_compiled_or_served_are_carriers(
+    place: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "include" / "flashinfer").mkdir(parents=True)
+    variables = {
+        "CPATH": f"/usr/include:{tmp_path / 'include'}",
+        "FLASHINFER_EXTRA_CUDAFLAGS": "-I/overlay",
+        "SGLANG_HTTP_SERVER_APP_PATH": "mine:app",
+    }
+    ran = run("audit", *place.options, **variables)
+    assert {f["path"] for f in ran.result["findings"]} == set(variables)
+
+
 # --- servers ------------------------------------------------------------------------------------
 
 LAUNCH = b"import time\nprint('up', flush=True)\ntime.sleep(120)\n"
