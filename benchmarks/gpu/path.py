@@ -107,9 +107,9 @@ def tune(host: Host, limit: float) -> None:
                  "--timeout", str(int(limit - 10)), limit=limit)  # fmt: skip
 
 
-def verify(host: Host, name: str, gpu: str, port: int, limit: float) -> None:
+def verify(host: Host, name: str, gpu: str, port: int, limit: float, blocks: int = 2) -> None:
     """Measure a set that saves time, or one that takes it, with the native generator."""
-    profile = host.profile(name, name, port=port, tp=1, gpus=gpu, workloads=LOADS, blocks=2,
+    profile = host.profile(name, name, port=port, tp=1, gpus=gpu, workloads=LOADS, blocks=blocks,
                            max_time=limit - 20,
                            null_run=False)  # fmt: skip
     host.patcher(name, name, "apply", f"rehearsal-{name}", "--profile", str(profile),
