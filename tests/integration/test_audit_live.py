@@ -166,7 +166,8 @@ def flashinfer(tmp_path: Path, isolated_home: Path) -> tuple[Path, Path]:
     """Site-packages with the small FlashInfer, and the workspace of its builds."""
     site = create_venv(tmp_path / "env")
     sources = {path: text.encode() for path, text in jit.SOURCES.items()}
-    install_fake(site, "flashinfer-python", "0.6.3", sources)
+    # Not 0.6.3 itself: what was published as that is known, and this is something else.
+    install_fake(site, "flashinfer-python", "0.6.3+small", sources)
     jit.install_stub(site)
     workspace = isolated_home / ".cache" / "flashinfer"
     workspace.mkdir(parents=True)
