@@ -62,10 +62,10 @@ def row(name: str, fault: str, step: int, kept: list[str]) -> str:
         world, make = TRIALS[name](Path(scratch) / "world")
         with seams.seam(world.prefix, world.workspace) as seam:
             trial = make(seam)
+            judged = trial.judge()
             whole = f"| {name} | {len(trial.calls)} | {fault} | 1 |"
             line = next((line for line in kept if line.startswith(whole)), None)
             if line is None:
-                judged = trial.judge()
                 line = _row(name, trial, fault, step, outcomes(FAULTS[fault](trial, judged, step)))
     print(line, flush=True)
     return line
