@@ -89,12 +89,20 @@ class ContentPlanner:
         order = [n for n in self._catalogue.closure(known) if n in known]
         return order + [n for n in wanted if n not in known]
 
-    def plan(self, desired: Mapping[str, ActiveSet], touched: set[str]) -> Draft:
-        """Plan every file that a set in `touched` changes or changed, with all desired sets."""
+    def plan(
+        self, desired: Mapping[str, ActiveSet], touched: set[str], *, leaving: bool = False
+    ) -> Draft:
+        """Plan every file that a set in `touched` changes or changed, with all desired sets.
+
+        `leaving`: only to take sets off, so that a file with upstream's content keeps it, although
+        another set was there before an installer took it away.
+        """
         draft = Draft()
         keys = self._keys(desired, touched)
         for key in sorted(keys):
             self._start(key, draft)
+        if leaving:
+            keys = {key for key in keys if not self._is_upstream(key)}
         for name in self.ordered(desired):
             record = desired[name]
             if name not in self._catalogue.ids:
@@ -150,6 +158,10 @@ class ContentPlanner:
                     if choice.kind is PayloadKind.FILE:
                         self._added.add((change.target, choice.path))
         return keys
+
+    def _is_upstream(self, key: FileKey) -> bool:
+        file = self.file(*key)
+        return file is not None and file.sha256 == file.pristine_sha256
 
     def _owned_by(self, name: str) -> list[FileKey]:
         prefix = f"{name}/"

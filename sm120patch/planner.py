@@ -308,7 +308,7 @@ class _Planner:
         doomed |= set(needing)
         self._collect_orphans(doomed)
         desired = {name: record for name, record in active.items() if name not in doomed}
-        draft = self._files.plan(desired, doomed)
+        draft = self._files.plan(desired, doomed, leaving=True)
         if draft.conflicts:
             return Refusal("conflict", tuple(draft.conflicts), tuple(draft.decisions))
         states = dict.fromkeys(sorted(doomed), State.ABSENT)

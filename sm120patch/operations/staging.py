@@ -52,7 +52,7 @@ def after_history(history: History, plan: Plan) -> History:
             files[key] = owned._replace(changes=tuple(shaped))
     others = set(active) - {*plan.states, *plan.remove}
     for key, owned in history.files.items():
-        if key not in files and key not in plan.shaped_by:
+        if key not in files:
             theirs = tuple(c for c in owned.changes if others.intersection(sets_of((c,))))
             files |= {key: owned._replace(changes=theirs)} if theirs else {}
     return History(active, files)

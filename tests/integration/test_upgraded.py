@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
+import sqlite3
+
+import pytest
 
 from sm120patch.ledger import read_ledger
 from sm120patch.plan import content_digest
+from tests.support.catalogue import A_TEXT, A
 from tests.support.environments import install_fake
 from tests.support.place import Place, refused, reinstall
 from tests.support.serving import BAD, FILES, FUSION, GOOD, QUICK, Host, stage
@@ -87,13 +92,30 @@ def test_taking_one_lost_set_off_does_not_hide_that_another_is_lost(place: Place
     assert place.findings() == set()
 
 
-def test_half_a_set_is_lost_also_where_nothing_of_the_other_half_is_on_the_books(
-    place: Place,
+@pytest.mark.parametrize("version", ["1.0", "1.5", "3.0"])
+def test_taking_a_lost_set_off_does_not_write_another_that_shared_a_file_with_it(
+    place: Place, version: str
 ) -> None:
     place.stage("bundle")
     place.stage("two")
-    reinstall(place, "3.0", "sglang")
+    reinstall(place, version, "sglang")
+    place.seal()
+    assert place.done("revert", "two", "--dry-run")["files"] == []
     place.done("revert", "two")
+    assert place.changed() == set(), "an upgraded file is not patched by a revert"
+    assert {place.states()[name] for name in ("one", "bundle")} == {"lost"}
+    hints = {(f["kind"], f["path"]): f["hint"] for f in place.run("audit").result["findings"]}
+    assert hints["lost", A] == "sm120patch apply bundle"
+    place.done("revert", "bundle")
+    assert place.findings() == set()
+
+
+def test_a_set_of_which_the_books_have_no_file_is_lost_and_so_is_its_bundle(place: Place) -> None:
+    """So an earlier release left it when it took another set off after an upgrade."""
+    place.stage("bundle")
+    with contextlib.closing(sqlite3.connect(place.state / "ledger.sqlite3")) as ledger, ledger:
+        ledger.execute("DELETE FROM owned_files WHERE path = ?", (A,))
+    place.write(A, A_TEXT)
     assert {place.states()[name] for name in ("one", "bundle")} == {"lost"}
     hints = {(f["kind"], f["path"]): f["hint"] for f in place.run("audit").result["findings"]}
     assert hints["lost", "one"] == "sm120patch apply bundle"
