@@ -6,7 +6,6 @@ Reads disk; writes links into a scratch directory only.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120patch.errors import HostError
+from sm120patch.host import toolkit
 
-DEFAULT = Path("/usr/local/cuda")
+DEFAULT = Path(toolkit.DEFAULT_HOME)
 WHEELS = "nvidia/cu13"
 """Where the wheels of the `nvcc` extra unpack, below site-packages."""
 
@@ -53,12 +53,10 @@ def find_compiler(environ: Mapping[str, str], site: Iterable[Path], scratch: Pat
 
     `site` are directories of packages that may hold the wheels, besides our own.
     """
-    home, tried = _flashinfers_choice(environ), []
-    if home is not None:
-        version = _release(home)
-        if version:
-            return Compiler(home, version, "server")
-        tried.append(str(home))
+    home = _flashinfers_choice(environ)
+    if version := _release(home):
+        return Compiler(home, version, "server")
+    tried = [str(home)]
     if home != DEFAULT and (version := _release(DEFAULT)):
         return Compiler(DEFAULT, version, "named")
     for place in dict.fromkeys([*site, *map(Path, sys.path)]):
@@ -68,8 +66,7 @@ def find_compiler(environ: Mapping[str, str], site: Iterable[Path], scratch: Pat
                 return Compiler(made, version, "wheels")
             tried.append(str(place / WHEELS))
     raise HostError(
-        "there is no CUDA compiler to build with"
-        + (f": nothing usable in {', '.join(tried)}" if tried else ""),
+        f"there is no CUDA compiler to build with: nothing usable in {', '.join(tried)}",
         code="no-compiler",
         hint="set CUDA_HOME, or install one beside sm120patch: pip install 'sm120patch[nvcc]'",
         details={"tried": tried},
@@ -89,12 +86,10 @@ def driver_stub(scratch: Path) -> Path | None:
     return directory if done.returncode == 0 else None
 
 
-def _flashinfers_choice(environ: Mapping[str, str]) -> Path | None:
-    named = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
-    if named:
-        return Path(named)
-    found = shutil.which("nvcc", path=environ.get("PATH"))
-    return Path(found).parent.parent if found else DEFAULT
+def _flashinfers_choice(environ: Mapping[str, str]) -> Path:
+    home, path = (environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH"))
+    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    return Path(toolkit.cuda_home(home, path, nvcc, default_exists=False).path or DEFAULT)
 
 
 def _release(home: Path) -> str | None:
@@ -103,7 +98,7 @@ def _release(home: Path) -> str | None:
         return None
     try:
         done = subprocess.run(
-            [home / "bin" / "nvcc", "--version"],
+            [toolkit.nvcc_of(str(home)), "--version"],
             capture_output=True,
             text=True,
             timeout=60,
@@ -111,8 +106,7 @@ def _release(home: Path) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"release (\d+\.\d+),", done.stdout)
-    return found[1] if found else None
+    return toolkit.release(done.stdout)
 
 
 def _assemble(wheels: Path, home: Path) -> Path:

@@ -13,6 +13,7 @@ from sm120patch.caches import freshness
 from sm120patch.compiling import child
 from sm120patch.compiling.running import Limit, Owner, Say, lines_of, worst
 from sm120patch.errors import HostError, NotVerifiedError
+from sm120patch.host.toolkit import arch_rules
 
 ARCH_LIST = "FLASHINFER_CUDA_ARCH_LIST"
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] .*? -o (\S+)")
@@ -32,15 +33,12 @@ class Built:
 
 
 def arch_list(root: Path, capability: str) -> str:
-    """Value of FLASHINFER_CUDA_ARCH_LIST that means what FlashInfer finds on such a GPU.
-
-    From 0.6.8 on it adds the suffix by itself; before, `12.0` would build without one.
-    """
+    """Value of FLASHINFER_CUDA_ARCH_LIST that means what FlashInfer finds on such a GPU."""
     try:
         text = (root / "flashinfer" / "compilation_context.py").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         text = ""
-    return capability if "_normalize_cuda_arch" in text else f"{capability}a"
+    return capability if arch_rules(text).normalises else f"{capability}a"
 
 
 def build(
