@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sm120patch import relpath
+from sm120patch.distributions import normalized
 from sm120patch.environment.records import parse_record
 from sm120patch.errors import HostError
 from sm120patch.model import (
@@ -100,11 +101,6 @@ class Package:
                         hint="delete the file and let it be downloaded again",
                     )
                 yield name, data
-
-
-def normalized(name: str) -> str:
-    """Spell a distribution's name as indexes do (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def named(path: Path) -> tuple[str, str] | None:

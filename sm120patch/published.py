@@ -17,9 +17,10 @@ from pathlib import Path
 
 from sm120patch import versions
 from sm120patch.catalogue import shipped
+from sm120patch.distributions import normalized
 from sm120patch.errors import CatalogueError, HostError, UsageError
 from sm120patch.model import IMPORT_NAMES
-from sm120patch.packages import Package, named, normalized, open_package
+from sm120patch.packages import Package, named, open_package
 from sm120patch.redaction import redact_text
 from sm120patch.tomltext import decode
 

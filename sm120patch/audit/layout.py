@@ -4,13 +4,13 @@ The rules are those of `site` and of installers: directories in order, the lines
 after each, then what an import hook of an editable installation maps. No code is run for it.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sm120patch.audit.places import SITES, Place
 from sm120patch.audit.tree import Tree
+from sm120patch.distributions import describes, editable_url, version_in
 from sm120patch.model import IMPORT_NAMES
 
 
@@ -129,7 +129,7 @@ def _copy(
     if version is None:
         return f"{chosen} names no version"
     beside = _parent(tree, chosen) == tree.resolved(root) and chosen.endswith(".dist-info")
-    wheel = beside and not _editable(tree, chosen)
+    wheel = beside and _editable_url(tree, chosen) is None
     record = f"{chosen}/RECORD"
     own = tree.resolved(f"{root}/{package}")
     return Copy(
@@ -146,12 +146,9 @@ def _copy(
 
 
 def _metadata(target: str, listed: dict[str, list[str]]) -> Iterator[str]:
-    wanted = _normalized(target)
     for directory, names in listed.items():
         for name in names:
-            stem, dot, suffix = name.rpartition(".")
-            known = dot and suffix in ("dist-info", "egg-info")
-            if known and _normalized(stem.split("-", 1)[0]) == wanted:
+            if describes(name, target):
                 yield f"{directory}/{name}"
 
 
@@ -159,27 +156,23 @@ def _describing(tree: Tree, root: str, metadata: Sequence[str]) -> str | None:
     """As `environment.installation` chooses: beside the package, then editable; newest wins."""
     real = tree.resolved(root)
     beside = [entry for entry in metadata if _parent(tree, entry) == real]
-    editable = [entry for entry in metadata if _editable(tree, entry)]
+    editable = [entry for entry in metadata if _editable_url(tree, entry) is not None]
     for group in (editable if not beside else [], beside, list(metadata)):
         if group:
             return max(group, key=lambda entry: _mtime(tree, entry))
     return None
 
 
-def _editable(tree: Tree, metadata: str) -> bool:
-    try:
-        data = json.loads(tree.text(f"{metadata}/direct_url.json"))
-    except ValueError:
-        return False
-    info = data.get("dir_info") if isinstance(data, dict) else None
-    return isinstance(info, dict) and info.get("editable") is True
+def _editable_url(tree: Tree, metadata: str) -> str | None:
+    return editable_url(tree.text(f"{metadata}/direct_url.json"))
 
 
 def _editable_roots(
     tree: Tree, metadata: str, package: str, listed: dict[str, list[str]]
 ) -> Iterator[str]:
     """Import roots that an editable installation names: by its hook, by its URL, by a link file."""
-    if not _editable(tree, metadata) and not metadata.endswith(".egg-info"):
+    stated = _editable_url(tree, metadata)
+    if stated is None and not metadata.endswith(".egg-info"):
         return
     site = metadata.rpartition("/")[0]
     for name in listed.get(site, ()):
@@ -191,9 +184,8 @@ def _editable_roots(
     from urllib.parse import unquote, urlsplit
 
     try:
-        data = json.loads(tree.text(f"{metadata}/direct_url.json"))
-        url = urlsplit(data["url"])
-    except (ValueError, KeyError, TypeError):
+        url = urlsplit(stated or "")
+    except ValueError:
         return
     directory = unquote(url.path).rstrip("/")
     if url.scheme == "file" and directory.startswith("/"):
@@ -219,10 +211,8 @@ def _mapping(source: str) -> dict[str, str]:
 def _version(tree: Tree, metadata: str) -> str | None:
     names = ("METADATA", "PKG-INFO") if tree.is_dir(metadata) else ("",)
     for name in names:
-        header = tree.text(f"{metadata}/{name}".rstrip("/")).partition("\n\n")[0]
-        found = re.search(r"^Version:[ \t]*(\S+)[ \t]*\r?$", header, re.MULTILINE | re.IGNORECASE)
-        if found:
-            return found[1]
+        if version := version_in(tree.text(f"{metadata}/{name}".rstrip("/"))):
+            return version
     return None
 
 
@@ -240,10 +230,6 @@ def _stated(tree: Tree, root: str, package: str) -> str | None:
         if found:
             return found[1]
     return tree.text(f"{root}/version.txt").strip() or None
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _parent(tree: Tree, path: str) -> str:

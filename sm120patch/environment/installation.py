@@ -1,12 +1,11 @@
 """Which copy of each target the environment imports, and what describes it. Reads disk only."""
 
-import json
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sm120patch.distributions import describes, editable_url, version_in
 from sm120patch.environment.asking import Question
 from sm120patch.environment.editable import Checkout, NoCheckout, dirty_files, find_checkout
 from sm120patch.environment.records import (
@@ -192,20 +191,14 @@ def _installation(
 
 def _metadata(target: str, path: Sequence[Path]) -> Iterator[Path]:
     """Metadata directories of a distribution, in the order of `path`."""
-    wanted = _normalized(target)
     for directory in path:
         try:
             with os.scandir(directory) as scan:
-                names = sorted(e.name for e in scan if e.name.endswith((".dist-info", ".egg-info")))
+                names = sorted(entry.name for entry in scan if describes(entry.name, target))
         except OSError:
             continue
         for name in names:
-            if _normalized(name.rpartition(".")[0].split("-", 1)[0]) == wanted:
-                yield directory / name
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+            yield directory / name
 
 
 def _describing(root: Path, package: str, metadata: Sequence[Path]) -> Path | None:
@@ -233,11 +226,9 @@ def _lists_nothing(metadata: Path, package: str) -> bool:
 
 def _is_editable(metadata: Path) -> bool:
     try:
-        data = json.loads((metadata / "direct_url.json").read_bytes())
-    except (OSError, ValueError):
+        return editable_url((metadata / "direct_url.json").read_bytes()) is not None
+    except OSError:
         return False
-    info = data.get("dir_info") if isinstance(data, dict) else None
-    return isinstance(info, dict) and info.get("editable") is True
 
 
 def _version(metadata: Path) -> str | None:
@@ -246,9 +237,7 @@ def _version(metadata: Path) -> str | None:
             text = (metadata / name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        header = text.partition("\n\n")[0]
-        found = re.search(r"^Version:[ \t]*(\S+)[ \t]*\r?$", header, re.MULTILINE | re.IGNORECASE)
-        return found[1] if found else None
+        return version_in(text)
     return None
 
 
