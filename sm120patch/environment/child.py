@@ -26,7 +26,8 @@ def find_spec(package: str) -> "Any":
     """What `importlib.util` finds for a top-level name, without what that module loads first."""
     if package in sys.modules:  # a start-up file has imported it
         return sys.modules[package].__spec__
-    specs = (finder.find_spec(package, None) for finder in sys.meta_path)
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    specs = (finder.find_spec(package, None) for finder in finders)
     return next((spec for spec in specs if spec is not None), None)
 
 

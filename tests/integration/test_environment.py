@@ -229,6 +229,13 @@ def test_an_import_hook_that_fails_is_reported(prefix: Path, site: Path) -> None
     assert "ZeroDivisionError" in discover(python_of(prefix)).missing["sglang"]
 
 
+def test_an_import_hook_of_the_old_kind_does_not_disturb(prefix: Path, site: Path) -> None:
+    (site / "old.pth").write_text(
+        "import sys; sys.meta_path.insert(0, type('F', (), {'find_module': lambda *_: None})())\n"
+    )
+    assert set(discover(python_of(prefix)).installations) == {"sglang", "flashinfer-python"}
+
+
 def test_a_package_that_a_start_up_file_has_imported_is_where_it_was_found(
     prefix: Path, site: Path
 ) -> None:
