@@ -149,7 +149,9 @@ def effect_words(workload: Measured) -> str:
     if effect.low is None or effect.high is None:
         return words + " (no interval)"
     words += f" ({_percent(effect.low):+.1f} % to {_percent(effect.high):+.1f} %)"
-    if effect.smallest is not None:
+    if effect.smallest is not None and effect.smallest > 1:
+        words += "; even an effect of 100% need not have been seen"
+    elif effect.smallest is not None:
         words += f"; an effect of {effect.smallest:.1%} would have been seen"
     return words
 

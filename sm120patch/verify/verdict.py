@@ -141,6 +141,8 @@ def describe(name: str, interval: Interval) -> str:
     if math.isfinite(interval.noise):
         noise = f"{interval.noise * 100:.1f} %"
     text += f"; noise between starts {noise}"
+    if interval.smallest > 1:
+        return text + ", even an effect of 100 % need not have been seen"
     if math.isfinite(interval.smallest):
         text += f", an effect of {interval.smallest * 100:.1f} % would have been seen"
     return text

@@ -108,6 +108,12 @@ def text_of(found: Subject) -> str:
     return page.text
 
 
+def test_too_few_starts_are_not_said_to_show_an_effect_beyond_a_doubling():
+    found = subject()
+    found.evidence.data["intervals"]["c64"]["smallest_effect"] = 11.3
+    assert "even an effect of 100% need not have been seen" in text_of(found)
+
+
 def test_the_page_says_what_was_measured_and_what_came_of_it():
     text = text_of(subject())
     for words in (

@@ -121,6 +121,13 @@ def test_a_verdict_names_noise_and_the_smallest_effect_it_could_have_seen():
     assert "an effect of 5.0 % would have been seen" in text
 
 
+def test_with_too_few_starts_no_effect_beyond_a_doubling_is_named():
+    text = describe("c64", Interval(1.0, 0.4, 2.5, noise=0.1, smallest=11.3))
+    assert text.endswith(
+        "noise between starts 10.0 %, even an effect of 100 % need not have been seen"
+    )
+
+
 def test_an_effect_beyond_all_noise_says_that_the_noise_is_not_known():
     text = describe("w", Interval(3.0, 1.7, 5.2, unit="bound", smallest=0.7))
     assert "far beyond what equal starts differ by" in text
