@@ -220,6 +220,8 @@ class Engagement(NamedTuple):
     jit_module: str | None = None
     """FlashInfer module that a process of the server must have loaded, in the build of the content
     that is in place: compiled after it was put there, or put back with it."""
+    of: str = ""
+    """Set that asks for it, once it is part of a plan."""
 
 
 class PtxCount(NamedTuple):

@@ -441,5 +441,6 @@ class _Planner:
         for name in names:
             # A bundle has the probes of its members too; each is asked once.
             probes = engagement_for(self._catalogue.get(name), self._versions)
-            found += [probe for probe in probes if probe not in found]
+            asked = [probe._replace(of="") for probe in found]
+            found += [probe._replace(of=name) for probe in probes if probe not in asked]
         return tuple(found)

@@ -42,9 +42,15 @@ def info_seen(engagement: Sequence[Engagement], info: Mapping[str, object]) -> l
             words = f"server_info says {path} = {value!r}, expected {wanted!r}"
             if not there:
                 words = f"server_info has no {path} (expected {wanted!r})"
+            words += _asked_by(probe)
             ok = there and value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
             seen.append(Seen(f"server_info: {path}", repr(value) if ok else words, ok))
     return seen
+
+
+def _asked_by(probe: Engagement) -> str:
+    """Whose probe it was: a request of several sets ends with the first that does not run."""
+    return f", which {probe.of} asks for" if probe.of else ""
 
 
 def failures(seen: Sequence[Seen]) -> list[str]:
@@ -68,6 +74,7 @@ def log_seen(engagement: Sequence[Engagement], log: Path, offset: int = 0) -> li
     A line that must be there comes when the feature first runs: ask after the warm-up.
     """
     wanted = {p.log: re.compile(p.log) for p in engagement if p.log}
+    asked = {p.log: _asked_by(p) for p in reversed(engagement)}
     banned = {p.log_absent: re.compile(p.log_absent) for p in engagement if p.log_absent}
     if not (wanted or banned):
         return []
@@ -77,7 +84,11 @@ def log_seen(engagement: Sequence[Engagement], log: Path, offset: int = 0) -> li
             if text not in said and pattern.search(line):
                 said[text] = redact_output(line.strip(), os.environ)[:200]
     seen = [
-        Seen(f"log: /{text}/", said.get(text, f"the log never says /{text}/"), text in said)
+        Seen(
+            f"log: /{text}/",
+            said.get(text, f"the log never says /{text}/{asked[text]}"),
+            text in said,
+        )
         for text in wanted
     ]
     return seen + [

@@ -188,3 +188,14 @@ def test_an_unusable_profile_leads_to_an_example_beside_it(host: Host) -> None:
     broken.write_text("garbage [")
     error = host.run("apply", "fusion", "--profile", broken).error
     assert "`sm120patch init --profile example.toml`" in error["hint"]
+
+
+def test_what_does_not_run_is_told_with_the_set_that_asks_for_it(host: Host) -> None:
+    manifest = host.catalogue / "manifests" / "other.toml"
+    probe = '[[engagement]]\ntarget = "sglang"\nversions = ">=0.5"\nlog = "other runs"\n'
+    manifest.write_text(manifest.read_text() + probe)
+    profile = host.profile(GOOD, verify=QUICK)
+    done = host.run("apply", "fusion", "other", "--profile", profile)
+    assert done.code == 8 and done.result["verification"]["reasons"] == [
+        "the log never says /other runs/, which other asks for"
+    ]
