@@ -41,13 +41,14 @@ def list_sets(output: Output, catalogue: Places) -> int:
 
     found = catalogues.load(catalogue)
     foreign = any(origin != catalogues.SHIPPED for origin in found.origins.values())
+    shown = [found.sets[name] for name in found.ids]  # in the order of `status`
     rows = [
         (s.id, f"r{s.revision}", "advice" if s.only_advice else s.verification.goal.value)
         + ((found.origins[s.id],) if foreign else ())
         + (s.title,)
-        for s in found.sets.values()
+        for s in shown
     ]
-    sets = [{**set_dict(s), "origin": found.origins[s.id]} for s in found.sets.values()]
+    sets = [{**set_dict(s), "origin": found.origins[s.id]} for s in shown]
     output.data({"sets": sets}, table(rows))
     return ExitCode.OK
 

@@ -199,3 +199,8 @@ def test_what_does_not_run_is_told_with_the_set_that_asks_for_it(host: Host) -> 
     assert done.code == 8 and done.result["verification"]["reasons"] == [
         "the log never says /other runs/, which other asks for"
     ]
+
+
+def test_list_and_status_have_one_order(place: Place) -> None:
+    listed = run("list", *place.options[2:]).result["sets"]
+    assert [s["id"] for s in listed] == [s["id"] for s in place.done("status")["sets"]]
