@@ -23,6 +23,7 @@ from sm120patch.model import IMPORT_NAMES
 from sm120patch.packages import Package, named, open_package
 from sm120patch.redaction import redact_text
 from sm120patch.tomltext import decode
+from sm120patch.userdirs import user_directory
 
 FILE = "releases.toml"
 """Beside `manifests/`: the releases that a catalogue was compared with."""
@@ -53,12 +54,10 @@ def known(catalogue: Path | None = None) -> dict[str, tuple[str, ...]]:
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """Where packages are kept: SM120PATCH_WHEEL_CACHE, else below XDG_CACHE_HOME or `~/.cache`."""
+    """Where packages are kept: SM120PATCH_WHEEL_CACHE, else the user's cache."""
     if named_place := environ.get("SM120PATCH_WHEEL_CACHE"):
         return Path(named_place)
-    base = environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "sm120patch" / "wheels"
+    return user_directory("XDG_CACHE_HOME", environ) / "wheels"
 
 
 @dataclass(frozen=True)

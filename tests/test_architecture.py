@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sm120patch"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "model", "plaintext", "plan", "relpath", "tomltext"),
+    ("__init__", "errors", "model", "plaintext", "plan", "relpath", "tomltext", "userdirs"),
     (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
         "variants", "versions", "known", "trial", "policy", "state", "evidence", "recorded",

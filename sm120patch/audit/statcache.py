@@ -21,6 +21,7 @@ from typing import NamedTuple
 from sm120patch.audit.files import BLOB, SHA256, WIDTH, Digest, Listing
 from sm120patch.environment.records import Difference
 from sm120patch.relpath import fault
+from sm120patch.userdirs import user_directory
 
 FORMAT = 1
 RACY_NS = 2_000_000_000
@@ -88,10 +89,8 @@ class StatCache(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "StatCache":
-        """The user's own: below XDG_CACHE_HOME, by default `~/.cache`."""
-        base = environ.get("XDG_CACHE_HOME")
-        home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-        return cls(home / "sm120patch" / "audit")
+        """The user's own."""
+        return cls(user_directory("XDG_CACHE_HOME", environ) / "audit")
 
     def _file(self, place: str) -> Path:
         return self.directory / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.stat"

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch import __version__
@@ -141,6 +140,8 @@ def _bug(output: Output, error: Exception) -> int:
     """Write what is needed to mend the bug to a file and name it in one line."""
     import traceback
 
+    from sm120patch.userdirs import user_directory
+
     text = "".join(
         [
             f"sm120patch {__version__}\npython {sys.version}\nplatform {sys.platform}\n",
@@ -148,8 +149,7 @@ def _bug(output: Output, error: Exception) -> int:
             *traceback.format_exception(error),
         ]
     )
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    log = Path(state) / "sm120patch" / f"crash-{os.getpid()}.log"
+    log = user_directory("XDG_STATE_HOME", os.environ) / f"crash-{os.getpid()}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(text)

@@ -33,11 +33,6 @@ _READ, _NVLINK = 0, 2
 """nvmlGpuP2PCapsIndex_t; the binding defines the first of them as a tuple."""
 
 
-def has_driver() -> bool:
-    """Tell whether there is a driver to ask at all; cheap."""
-    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
-
-
 def facts(timeout: float = TIMEOUT) -> Mapping[str, Any]:
     """Ask in a child process.
 

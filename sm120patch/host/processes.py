@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sm120patch.environment import child
-from sm120patch.host import nvml, proc
+from sm120patch.host import driver, nvml, proc
 
 SGLANG_DEFAULT_PORT = 30000
 
@@ -286,7 +286,7 @@ def _below(pid: int, others: Iterable[int]) -> list[int]:
 
 
 def _gpu_holders() -> dict[int, str]:
-    if not nvml.has_driver():
+    if not driver.is_present():
         return {}
     gpus: dict[int, list[str]] = {}
     for index, pid, memory in nvml.facts()["processes"]:

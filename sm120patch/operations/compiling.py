@@ -22,6 +22,7 @@ from sm120patch.compiling.proof import Proof, prove
 from sm120patch.compiling.running import Limit, Owner, Say
 from sm120patch.errors import HostError, NotVerifiedError
 from sm120patch.model import ABSENT, CompileCheck, PtxCount
+from sm120patch.operations import gpus
 from sm120patch.operations.site import Site
 from sm120patch.plan import History
 from sm120patch.verify.commandline import ArmCommand
@@ -212,11 +213,8 @@ def _let_pass(history: History) -> None:
 
 
 def _has_gpu(capability: str) -> bool:
-    if not Path("/dev/nvidiactl").exists():
-        return False
-    from sm120patch.host import machine
-
-    return set(machine.probe().compute_capabilities) == {capability}
+    host = gpus.probe()
+    return host is not None and set(host.compute_capabilities) == {capability}
 
 
 def _require_arch(built: Built, capability: str, environ: Mapping[str, str]) -> None:

@@ -6,9 +6,13 @@ Asks the driver; writes nothing.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm120patch.errors import UsageError
+from sm120patch.host import driver
+
+if TYPE_CHECKING:
+    from sm120patch.host.machine import Host
 
 
 def capability_of(gpu: str | None, declared: str | None = None) -> str | None:
@@ -25,18 +29,21 @@ def capability_of(gpu: str | None, declared: str | None = None) -> str | None:
         return gpu
     if declared is not None:
         return declared
-    if not Path("/dev/nvidiactl").exists():
-        return None  # Without the driver's device there is nothing to load NVML for.
-    from sm120patch.host import machine
-
-    found = machine.probe().compute_capabilities
+    host = probe()
+    found = host.compute_capabilities if host is not None else ()
     return found[0] if len(found) == 1 else None
 
 
 def device_names() -> tuple[str, ...] | None:
     """Names of this host's GPUs as the driver spells them; None when there is no driver."""
-    if not Path("/dev/nvidiactl").exists():
+    host = probe()
+    return (tuple(gpu.name for gpu in host.gpus) or None) if host is not None else None
+
+
+def probe() -> Host | None:
+    """What the driver says of this host; without one nothing is loaded to ask it."""
+    if not driver.is_present():
         return None
     from sm120patch.host import machine
 
-    return tuple(gpu.name for gpu in machine.probe().gpus) or None
+    return machine.probe()

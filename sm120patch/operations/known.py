@@ -5,12 +5,11 @@ Asks the driver for the topology; writes nothing.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120patch.errors import ConflictError
 from sm120patch.known import Match, Place, matches, tp_of
-from sm120patch.operations import profiles
+from sm120patch.operations import gpus, profiles
 from sm120patch.operations.site import Site
 from sm120patch.plan import Plan
 
@@ -24,12 +23,8 @@ def place_of(profile: Profile | None) -> Place | None:
     tp = tp_of(command)
     if profiles.SIMULATED in command:
         return _declared(command, tp)
-    if not Path("/dev/nvidiactl").exists():
-        return None  # Without the driver's device there is nothing to load NVML for.
-    from sm120patch.host import machine
-
-    found = machine.probe()
-    if not found.gpus:
+    found = gpus.probe()
+    if found is None or not found.gpus:
         return None
     # SGLang's own default is one GPU; a restart command may hold anything.
     known = tp or (1 if profile is not None and not profile.server.external else None)

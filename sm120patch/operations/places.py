@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sm120patch.catalogue import Places
 from sm120patch.errors import UsageError
+from sm120patch.userdirs import user_directory
 
 SITE = Path("/etc/sm120patch/catalogue")
 """Directory of the host's administrator."""
@@ -31,8 +32,9 @@ def find_places(base: Path | None, extra: tuple[Path, ...], environ: Mapping[str
     if base is not None:
         return _signed(Places(base, extra), environ)
     named = [Path(text) for text in environ.get(VARIABLE, "").split(os.pathsep) if text]
-    site = [place for place in _site(environ) if any((place / "manifests").glob("*.toml"))]
-    return _signed(Places(None, tuple(dict.fromkeys([*site, *named, *extra]))), environ)
+    site = [SITE, user_directory("XDG_CONFIG_HOME", environ) / "catalogue"]
+    there = [place for place in site if any((place / "manifests").glob("*.toml"))]
+    return _signed(Places(None, tuple(dict.fromkeys([*there, *named, *extra]))), environ)
 
 
 def _signed(places: Places, environ: Mapping[str, str]) -> Places:
@@ -54,10 +56,3 @@ def _signed(places: Places, environ: Mapping[str, str]) -> Places:
     for directory in filter(None, (places.base, *places.extra)):
         signing.check(directory, signers)
     return places
-
-
-def _site(environ: Mapping[str, str]) -> list[Path]:
-    configured = environ.get("XDG_CONFIG_HOME")
-    home = environ.get("HOME")
-    base = Path(configured) if configured else Path(home) / ".config" if home else None
-    return [SITE, *([base / "sm120patch" / "catalogue"] if base else [])]

@@ -59,6 +59,25 @@ def test_the_host_adds_by_variable_and_by_site_directory(tmp_path: Path) -> None
     assert find_places(tmp_path, (), environ) == Places(tmp_path, ())
 
 
+def test_a_relative_site_directory_counts_as_unset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalogue(tmp_path / "config" / "sm120patch" / "catalogue")
+    monkeypatch.chdir(tmp_path)
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": "config"}
+    assert find_places(None, (), environ).extra == ()
+
+
+def test_a_user_whom_nobody_knows_has_no_site_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalogue(tmp_path / "~" / ".config" / "sm120patch" / "catalogue")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert find_places(None, (), {}).extra == ()
+
+
 def test_list_and_show_say_where_a_set_comes_from(tmp_path: Path) -> None:
     extra = write_catalogue(tmp_path)
     listed = run("list", "--output", "json", SM120PATCH_CATALOGUE_PATH=str(extra)).result["sets"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120patch.host import nvml, processes
+from sm120patch.host import driver, nvml, processes
 from sm120patch.host.machine import Gpu, Host, Link, describe, identify, in_container, probe
 from sm120patch.host.processes import listening_pid, processes_using, running_sglang_servers
 from sm120patch.redaction import redact_arguments, redact_environment, redact_output, redact_text
@@ -220,7 +220,7 @@ def test_holders_of_a_gpu_are_named_even_when_they_are_out_of_sight(
 ) -> None:
     with running(sys.executable, "-c", WAIT) as child:
         listed = [[0, 2**22 + 7, 3 << 30], [1, 2**22 + 7, None], [0, child.pid, 1 << 30]]
-        monkeypatch.setattr(nvml, "has_driver", lambda: True)
+        monkeypatch.setattr(driver, "is_present", lambda: True)
         monkeypatch.setattr(nvml, "facts", lambda: {"processes": listed})
         monkeypatch.setattr(processes, "_may_use_gpu", lambda _: True)
         live = {p.pid: p.why for p in processes_using([], prefix)}
@@ -232,7 +232,7 @@ def test_a_number_of_another_pid_namespace_does_not_accuse_a_bystander(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(sys.executable, "-c", WAIT) as child:
-        monkeypatch.setattr(nvml, "has_driver", lambda: True)
+        monkeypatch.setattr(driver, "is_present", lambda: True)
         monkeypatch.setattr(nvml, "facts", lambda: {"processes": [[0, child.pid, 1 << 30]]})
         live = {p.pid: p for p in processes_using([], prefix)}
     assert live[child.pid].why.endswith("not visible from here")
