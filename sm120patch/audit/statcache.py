@@ -3,7 +3,8 @@
 Writes below the user's cache directory only. A file counts as unchanged when size, mtime, ctime and
 inode are as they were and none of the times was fresh when it was hashed: within the resolution of
 its clock a file can change without a trace ("racy"). What is in a cache file is not trusted beyond
-that: damage, or anything that is not ours, makes it count for nothing.
+that: damage, or anything that is not ours, makes it count for nothing. What is kept of the files of
+a mounted image (squashfs) is not believed.
 """
 
 import contextlib
@@ -131,7 +132,8 @@ class StatCache(NamedTuple):
             times = signs[index * WIDTH + 1 : index * WIDTH + 3]
             digest = digests.get(index)
             # What was not compared (RECORD itself) has no digest and needs none.
-            if max(times) >= fresh or (digest is not None and not digest.sha256):
+            unread = digest is not None and not digest.sha256
+            if unread or max(times) >= fresh or _of_an_image(*times):
                 signs[index * WIDTH] = _NEVER
         data = _encode(place, basis, listing, signs, digests, result)
         path = self._file(place)
@@ -150,6 +152,15 @@ class StatCache(NamedTuple):
 def now_ns() -> int:
     """Wall clock, which file times are compared with."""
     return time.time_ns()
+
+
+def _of_an_image(mtime_ns: int, ctime_ns: int) -> bool:
+    """Tell whether both times are one whole second: then the second is no time of a change.
+
+    So it is in squashfs and the like, where numbers of inodes follow the order of names: another
+    image in its place, of which one file was edited, may differ in nothing that the kernel says.
+    """
+    return mtime_ns == ctime_ns and ctime_ns % 1_000_000_000 == 0
 
 
 def _encode(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sm120patch.audit import hashing, statcache
-from sm120patch.audit.files import Digest, Listing, hash_batch, list_package
+from sm120patch.audit.files import WIDTH, Digest, Listing, hash_batch, list_package
 from sm120patch.audit.hashing import Hasher
 from sm120patch.audit.statcache import StatCache
 from sm120patch.audit.tree import Tree
@@ -338,6 +338,23 @@ def test_a_file_that_was_fresh_when_it_was_hashed_is_hashed_again(
     keep(cache, site, at=newest + 2 * statcache.RACY_NS)
     found = cache.read("place")
     assert found is not None and found.same(listed(site))
+
+
+def test_times_that_a_mounted_image_makes_up_are_not_believed(tmp_path: Path, site: Path) -> None:
+    """In squashfs both times are the whole second that the image holds, and inodes are counted."""
+    cache = StatCache(tmp_path / "cache")
+    whole = 1_700_000_000 * 10**9
+    for change_time, believed in ((whole, False), (whole + 1, True)):
+        listing = listed(site)
+        for index in range(len(listing.paths)):
+            listing.signs[index * WIDTH + 1 : index * WIDTH + 3] = array("q", [whole, change_time])
+        with Hasher(0) as hasher:
+            wanted = range(len(listing.paths))
+            digests = hasher.digests(Tree(), str(site), listing, wanted)
+        cache.write("place", "basis", listing, digests, (0, ()), whole + 10**12)
+        found = cache.read("place")
+        assert found is not None and found.same(listing) is believed
+        assert len(found.known(listing, blobs=False)) == (len(listing.paths) if believed else 0)
 
 
 def test_a_cache_for_digests_without_git_names_does_not_answer_for_a_checkout(
