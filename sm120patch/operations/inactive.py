@@ -1,4 +1,6 @@
-"""State of a set that no ledger has on disk: by version, and by hash, never by a parse.
+"""State of a set that no ledger has on disk: by version, and by hash.
+
+What RECORD or HEAD have and nobody has published is looked into, anything else is not parsed.
 
 Reads nothing itself: it is handed a snapshot, and the ledger's history and newest event.
 """
@@ -19,10 +21,12 @@ from sm120patch.model import (
     PayloadKind,
     Snapshot,
     State,
+    Variant,
     Window,
 )
 from sm120patch.plan import FileKey, History, Outcome
 from sm120patch.state import OBSTACLES, SetStatus
+from sm120patch.variants import satisfied
 
 _FIRST = (State.UNKNOWN, State.EDITED)
 """What is wrong with a file comes before what versions say, what nobody could read first."""
@@ -155,7 +159,20 @@ def _change(
         return _Look(State.EDITED, f"{file.path}: patched from {owner}, whose ledger has it")
     if others.orphan(file):
         return _Look(State.EDITED, f"{file.path}: the ledger that would tell of it is gone")
-    return _foreign(change.target, file, found.pristine_origin)
+    look = _foreign(change.target, file, found.pristine_origin)
+    if look.state is State.ABSENT and _has_it(change.target, choice, file, found.version):
+        return _Look(State.UPSTREAM, "what RECORD or HEAD has meets the post-conditions already")
+    return look
+
+
+def _has_it(target: str, variant: Variant, file: FileSnapshot, version: str) -> bool:
+    """Tell whether a content that is upstream's by RECORD or HEAD makes the change needless.
+
+    What was published as this version does not: that is what the variant is for.
+    """
+    known = fingerprints.recognise(target, file.path, file.sha256)
+    published = known is not None and version in known.versions and not known.changes
+    return not published and satisfied(variant, file.data)
 
 
 def _foreign(target: str, file: FileSnapshot, origin: str) -> _Look:

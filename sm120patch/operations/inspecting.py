@@ -24,6 +24,7 @@ from sm120patch.model import (
     Variant,
 )
 from sm120patch.operations.inactive import Others, inactive_status
+from sm120patch.operations.originals import with_originals
 from sm120patch.operations.site import Site
 from sm120patch.plan import FileKey, History, content_digest
 from sm120patch.render import evidence_dict
@@ -194,7 +195,8 @@ def _snapshot(
             choice, _reason = choose(change, site.versions)
             if isinstance(choice, Variant):
                 wanted.setdefault(change.target, set()).add(choice.path)
-    return take_snapshot(site.environment, wanted, site.store.get, capability, tolerant=True)
+    found = take_snapshot(site.environment, wanted, site.store.get, capability, tolerant=True)
+    return with_originals(found, history, site.store.get)
 
 
 def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:

@@ -15,6 +15,7 @@ from sm120patch.errors import (
 )
 from sm120patch.model import Snapshot
 from sm120patch.operations.gpus import device_names
+from sm120patch.operations.originals import with_originals
 from sm120patch.operations.site import Site
 from sm120patch.plan import History, Plan
 from sm120patch.planner import Refusal, Request, make_plan, wanted_files
@@ -26,6 +27,7 @@ def snapshot_for(
     """Read every file that planning `request` needs."""
     wanted = wanted_files(site.catalogue, site.versions, history, request)
     snapshot = take_snapshot(site.environment, wanted, site.store.get, capability)
+    snapshot = with_originals(snapshot, history, site.store.get)
     if request.action != "apply":
         return snapshot
     closure = site.catalogue.closure(request.sets)

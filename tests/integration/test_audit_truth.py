@@ -23,7 +23,7 @@ from sm120patch.ledger import open_ledger, read_ledger
 from tests.support.audited import FILES, SED_A, sh
 from tests.support.catalogue import A, B
 from tests.support.command import run
-from tests.support.environments import install_fake
+from tests.support.environments import install_fake, record_line
 from tests.support.place import Checkout, Place
 
 VERSIONS = {"sglang": "1.0", "flashinfer-python": "1.0"}
@@ -205,6 +205,46 @@ def test_an_environment_is_found_where_people_have_them(tmp_path: Path, prefix: 
     search = Search(Tree.at(tmp_path))
     assert {p.prefix for p in search.places()} == {"/srv/project", prefix}
     assert search.installer_caches == (["/root/.cache/uv"] if "/uv/" in prefix else [])
+
+
+# --- what HEAD or RECORD have taken over --------------------------------------------------------
+
+
+def test_a_patch_that_somebody_committed_is_taken_off_all_the_same(tmp_path: Path) -> None:
+    """HEAD has it then; a revert left it there and forgot it."""
+    checkout = Checkout(tmp_path)
+    before = checkout.a.read_text()
+    checkout.stage("one")
+    content = checkout.done("status")["content"]
+    commit(checkout, "with the patch")
+    (record,) = found(checkout, "record")
+    assert record["path"] == A
+    assert checkout.done("status")["content"] == content, "the same code runs"
+    assert checkout.done("revert", "one")["outcome"] == "reverted"
+    assert checkout.a.read_text() == before
+    states = {s["id"]: s["reason"] for s in checkout.done("status")["sets"]}
+    assert "edited by somebody" in states["one"], "HEAD has another content"
+    assert {f["path"] for f in found(checkout, "foreign")} == {A}
+
+
+def test_a_patch_with_its_own_line_in_record_is_taken_off_all_the_same(place: Place) -> None:
+    before = place.read(A)
+    place.stage("one")
+    record = place.site / "sglang-1.0.dist-info" / "RECORD"
+    lines = [line for line in record.read_text().splitlines(True) if not line.startswith(f"{A},")]
+    record.write_text("".join(lines) + record_line(A, (place.site / A).read_bytes()))
+    place.done("revert", "one")
+    assert place.read(A) == before
+
+
+def test_a_set_that_head_has_already_is_not_called_absent(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.a.write_text(checkout.a.read_text().replace("line_3 = 3\n", "line_3 = 'one'\n"))
+    commit(checkout, "by hand")
+    (one,) = [s for s in checkout.done("status")["sets"] if s["id"] == "one"]
+    assert (one["state"], one["counts"]) == ("upstream", False)
+    assert "RECORD or HEAD" in one["reason"]
+    assert checkout.run("apply", "one", "--no-verify").result["outcome"] == "nothing"
 
 
 # --- start-up code ------------------------------------------------------------------------------
