@@ -56,7 +56,10 @@ def recover(
     text = f"{result.outcome}: {result.command}"
     text += "".join(f"\nleft as found: {path}" for path in result.kept_foreign)
     if result.outcome == "undone" and not result.kept_foreign:
-        text += "\nevery file holds its content from before it; repeat it if you still want it"
+        text += (
+            "\nthe files of the open change hold their content from before;"
+            " repeat the command if you still want it"
+        )
     output.data(_result(result.outcome, result.command, result.kept_foreign), text)
     return ExitCode.OK
 

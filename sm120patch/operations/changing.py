@@ -3,13 +3,13 @@
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm120patch import recovery, transaction
 from sm120patch.caches import flashinfer
 from sm120patch.claims import refuse_foreign_claims, sync_claims
-from sm120patch.errors import HostError, UsageError
+from sm120patch.errors import HostError, InterruptedByUser, UsageError
 from sm120patch.evidence import Event
 from sm120patch.model import EvidenceKind, Goal, State, VerificationPolicy
 from sm120patch.operations import (
@@ -97,11 +97,26 @@ def apply(
 
         case = verifying.applying(site, plan)
         if measurable.left_over(site, plan):
-            staging.execute(site, plan, "staged", command, compiled=None)
+            staging.execute(site, plan, "staged", command)
             owed = owed_sets(site, request, plan, profile, demands)
-            return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
+            with _left_whole(owed, command):
+                return _reverify(site, owed, profile, reporter, command, demands, capability, ahead)
         measurable.require_measured(site, plan)
         return _measured(site, case, plan, profile, reporter, command, demands, ahead)
+
+
+@contextlib.contextmanager
+def _left_whole(sets: Sequence[str], command: str) -> Iterator[None]:
+    """Say after ^C what is on disk where half a set was made whole before it was measured."""
+    try:
+        yield
+    except InterruptedByUser:
+        names = " ".join(sets)
+        raise InterruptedByUser(
+            f"{command!r} was interrupted; what was lost is on disk again, staged: not verified",
+            hint=f"`sm120patch verify {names}` measures it, `sm120patch revert {names}` takes it"
+            " off",
+        ) from None
 
 
 def _staged(site: Site, plan: Plan, command: str, ahead: "compiling.Ahead | None") -> Change:

@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 import shutil
+import signal
 import sqlite3
 
 import pytest
@@ -121,3 +122,15 @@ def test_a_set_of_which_the_books_have_no_file_is_lost_and_so_is_its_bundle(plac
     assert hints["lost", "one"] == "sm120patch apply bundle"
     place.done("revert", "bundle")
     assert place.findings() == set()
+
+
+def test_interrupted_where_half_a_set_was_made_whole_it_says_what_is_on_disk(host: Host) -> None:
+    stage(host, "fusion")
+    upgrade(host)
+    running = host.start("apply", "fusion", "--profile", host.profile(GOOD))
+    running.wait_said("baseline: starting the server")
+    running.send(signal.SIGINT)
+    error = refused(running.finish(), 130, "staged: not verified", "sm120patch verify fusion")
+    assert "from before" not in error["message"]
+    assert host.patched() == FUSION and states_of(host, *FUSION) == {"staged"}
+    assert host.litter() == []
