@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 
 from sm120patch.catalogue import Catalogue
 from sm120patch.disk import remove_file, write_file
-from sm120patch.errors import HostError, RecoveryNeededError
+from sm120patch.errors import RecoveryNeededError
 from sm120patch.plan import History, sets_of
+from sm120patch.store import unreadable
 
 Side = Literal["a", "b"]
 SIDES: tuple[Side, Side] = ("a", "b")
@@ -124,11 +125,7 @@ def read_journal(path: Path) -> Journal | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise HostError(
-            f"cannot read {path}: {error.strerror}",
-            hint="run as the owner of the environment",
-            code="unreadable",
-        ) from error
+        raise unreadable(path, error) from error
     try:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")

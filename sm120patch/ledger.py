@@ -25,6 +25,7 @@ from sm120patch.plan import (
     OwnedFile,
     Role,
 )
+from sm120patch.store import unreadable
 
 SCHEMA_VERSION = 1
 PATIENCE = 10.0
@@ -274,11 +275,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise HostError(
-            f"cannot read {path}: {error.strerror}",
-            hint="run as the owner of the environment",
-            code="unreadable",
-        ) from error
+        raise unreadable(path, error) from error
 
 
 @contextlib.contextmanager

@@ -378,6 +378,12 @@ class TargetSnapshot(NamedTuple):
     pristine_origin: str = ""
     """Where upstream's contents are known from, or `unknown: ` and why they are not."""
 
+    @property
+    def why_unknown(self) -> str:
+        """Why nobody knows what upstream shipped of a file without a pristine content."""
+        why = self.pristine_origin.partition("unknown: ")[2]
+        return why or "neither RECORD nor git knows the file"
+
 
 class Snapshot(NamedTuple):
     """Everything the planner may know about an environment; no handle to the disk."""

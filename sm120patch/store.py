@@ -197,6 +197,15 @@ def busy(state: StateDirectory, holder: str) -> BusyError:
     )
 
 
+def unreadable(path: Path, error: OSError) -> HostError:
+    """Error for a file of the state directory that the disk would not let us read."""
+    return HostError(
+        f"cannot read {path}: {error.strerror}",
+        hint="run as the owner of the environment",
+        code="unreadable",
+    )
+
+
 def _unwritable(path: Path, error: OSError) -> HostError:
     return HostError(
         f"the state directory {path} cannot be written: {error.strerror}",

@@ -253,7 +253,7 @@ def _against_upstream(
         names, line, rest = shown.diff.partition("\n+++ ")
         return replace(shown, diff=f"--- /dev/null{line}{rest}" if names else "")
     if file.pristine_sha256 is None:
-        why = installed.pristine_origin.removeprefix("unknown: ")
+        why = installed.why_unknown
         return replace(edit, problem=f"nobody knows what upstream shipped: {why}")
     if file.pristine is not None:
         checkout = installed.kind == "editable"

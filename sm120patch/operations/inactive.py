@@ -21,6 +21,7 @@ from sm120patch.model import (
     PayloadKind,
     Snapshot,
     State,
+    TargetSnapshot,
     Variant,
     Window,
 )
@@ -159,7 +160,7 @@ def _change(
         return _Look(State.EDITED, f"{file.path}: patched from {owner}, whose ledger has it")
     if others.orphan(file):
         return _Look(State.EDITED, f"{file.path}: the ledger that would tell of it is gone")
-    look = _foreign(change.target, file, found.pristine_origin)
+    look = _foreign(found, file)
     if look.state is State.ABSENT and _has_it(change.target, choice, file, found.version):
         return _Look(State.UPSTREAM, "what RECORD or HEAD has meets the post-conditions already")
     return look
@@ -175,20 +176,19 @@ def _has_it(target: str, variant: Variant, file: FileSnapshot, version: str) -> 
     return not published and satisfied(variant, file.data)
 
 
-def _foreign(target: str, file: FileSnapshot, origin: str) -> _Look:
+def _foreign(found: TargetSnapshot, file: FileSnapshot) -> _Look:
     """Judge a file that no ledger answers for."""
     if file.obstacle is Obstacle.UNREADABLE:
         return _Look(State.UNKNOWN, file.why)
     if file.obstacle is not None:
         return _Look(State.EDITED, f"{file.path}: {OBSTACLES[file.obstacle]}")
     if file.pristine_sha256 is None:
-        why = origin.removeprefix("unknown: ") if origin.startswith("unknown") else ""
-        said = why or "neither RECORD nor git knows the file"
-        return _Look(State.UNKNOWN, f"{file.path}: nobody knows what upstream shipped: {said}")
+        why = found.why_unknown
+        return _Look(State.UNKNOWN, f"{file.path}: nobody knows what upstream shipped: {why}")
     if file.pristine_sha256 == ABSENT:
         return _Look(State.EDITED, f"{file.path}: upstream did not ship it, and no ledger has it")
     if file.sha256 == file.pristine_sha256:
         return _Look(State.ABSENT)
-    known = fingerprints.known_as(target, file.path, file.sha256)
+    known = fingerprints.known_as(found.target, file.path, file.sha256)
     said = f"this is {known}" if known else "edited by somebody, and no ledger has it"
     return _Look(State.EDITED, f"{file.path}: {said}")

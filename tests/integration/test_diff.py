@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,15 @@ def test_what_cannot_be_told_is_not_a_clean_answer(place: Place) -> None:
     assert any("holds no RECORD" in said for said in ran.result["unknown"])
     shown = text(place)
     assert shown.out == "" and "warning: not known:" in shown.err
+
+
+def test_a_file_whose_digest_record_lacks_is_not_blamed_on_record(place: Place) -> None:
+    record = place.site / "sglang-1.0.dist-info" / "RECORD"
+    record.write_text(re.sub(rf"^{A},.*$", f"{A},,", record.read_text(), flags=re.MULTILINE))
+    place.write(A, MINE)
+    assert only(diff(place, A))["problem"] == (
+        "nobody knows what upstream shipped: neither RECORD nor git knows the file"
+    )
 
 
 def test_what_a_lost_ledger_wrote_is_not_called_made_by_hand(place: Place) -> None:
