@@ -54,10 +54,15 @@ def require_known(entry: JournalFile, command: str) -> str:
 
 
 def _foreign(entry: JournalFile, held: str, command: str) -> ConflictError:
+    return changed(entry, held, command, entry.a_sha256, entry.b_sha256)
+
+
+def changed(entry: JournalFile, held: str, command: str, *expected: str) -> ConflictError:
+    """Error for a file that holds none of the contents that a command has put there."""
     path = Path(entry.root, entry.path)
     return ConflictError(
         f"{path} was changed by something else while {command!r} was under way:"
-        f" sha256 {short(held)}, expected {short(entry.a_sha256)} or {short(entry.b_sha256)}",
+        f" sha256 {short(held)}, expected {' or '.join(map(short, expected))}",
         code="foreign-edit",
         hint="nothing foreign was overwritten; run `sm120patch audit`",
         details={"path": str(path), "found": held},

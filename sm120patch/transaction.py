@@ -179,8 +179,17 @@ class Transaction:
                     f"{Path(entry.root, entry.path)} does not hold what was written to it"
                 )
 
+    def _require_held(self, side: Side) -> None:
+        """Raise ConflictError where a file does not hold what `side` put there long ago."""
+        for entry in self.journal.files:
+            held = exchange.found(entry.root, entry.path)
+            if held != entry.sha256(side):
+                raise exchange.changed(entry, held, self.journal.command, entry.sha256(side))
+
     def commit(self, side: Side, record: Callable[[str, Side], None]) -> None:
         """End on `side`: swap there if needed, let `record(tx, side)` write the ledger, close.
+
+        A package that was installed again while a server was measured is a ConflictError.
 
         `record` must write the event with `tx` and `data["end"] = side`; once it returns, the
         transaction is a fact and only tidying up is left.
@@ -188,6 +197,7 @@ class Transaction:
         with held_back():
             if self.journal.at != side or self.journal.moving_to is not None:
                 self.swap(side)
+            self._require_held(side)
             record(self.journal.tx, side)
             checkpoint("ledger commit")
             self.close()
@@ -306,6 +316,8 @@ def begin(
                 hint="every file holds its content from before; mend the cause and repeat",
                 details={"errno": error.errno},
             ) from error
+        if undone and isinstance(error, HostError):
+            error.hint = f"every file holds its content from before; {error.hint}"
         raise
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.command import CHECKOUT
 from tests.support.serving import (
+    FILES,
     FUSION,
     GOOD,
     QUICK,
@@ -261,3 +262,16 @@ def test_processes_that_hold_the_old_code_are_named_before_any_write(host: Host)
             assert serving.poll() is None
         finally:
             serving.kill()
+
+
+@pytest.mark.slow
+def test_a_package_that_is_installed_again_while_its_patch_is_measured_is_not_applied(
+    host: Host,
+) -> None:
+    with met_half_way(host, "patched") as running:
+        (host.site / COMMUNICATOR).write_text(FILES[COMMUNICATOR])
+        done = running.finish()
+    assert done.code == 5, done.out + done.err
+    assert "communicator.py was changed by something else" in done.error["message"]
+    assert host.patched() == set() and host.litter() == []
+    assert host.states()["fusion"] == "absent"

@@ -418,3 +418,35 @@ def test_an_environment_that_was_moved_away_is_not_said_to_be_put_back(place: Pl
     moved = StateDirectory.of(away)
     recovery.recover(moved, roots={"sglang": str(away / "site")})
     assert {path: (away / "site" / path).read_bytes() for path in OLD} == OLD
+
+
+@pytest.mark.parametrize(
+    ("installed", "error"),
+    [(OLD, ConflictError), ({**OLD, "pkg/a.py": b"3\n"}, RecoveryNeededError)],
+)
+def test_a_package_installed_over_the_new_content_is_not_said_to_be_patched(
+    place: Place, installed: dict[str, bytes], error: type[Exception]
+) -> None:
+    steps = place.steps(OLD, NEW)
+    with (
+        pytest.raises(error, match="changed by something else"),
+        transaction.begin(place.state, steps, place.settings()) as tx,
+    ):
+        tx.swap("b")  # and a server is measured, for an hour
+        for path, data in installed.items():
+            (place.root / path).write_bytes(data)
+        tx.commit("b", place.record)
+    assert place.content() == installed and place.events() == []
+
+
+def test_a_host_that_refuses_the_record_is_told_apart_from_files_that_stay(place: Place) -> None:
+    def refuse(_tx: str, _side: Side) -> None:
+        raise HostError("the ledger cannot be used: database or disk is full", hint="make room")
+
+    with (
+        pytest.raises(HostError) as caught,
+        transaction.begin(place.state, place.steps(OLD, NEW), place.settings()) as tx,
+    ):
+        tx.commit("b", refuse)
+    assert caught.value.hint == "every file holds its content from before; make room"
+    assert place.content() == OLD
