@@ -25,6 +25,8 @@ class ByHand(NamedTuple):
     present: tuple[str, ...]
     lacking: tuple[str, ...]
     """Changes that the set needs for these versions and that are not there."""
+    together: tuple[str, ...] = ()
+    """It and the sets that share a file with it: they are taken over at once, or not at all."""
 
     @property
     def complete(self) -> bool:
@@ -150,7 +152,26 @@ def find(
         present = sorted(label for label in there if label.partition("/")[0] in members)
         if present and _is_meant(catalogue, versions, members, present, needed):
             found[name] = ByHand(name, tuple(present), tuple(sorted(needed - there)))
-    return [entry for name, entry in found.items() if not _covered(catalogue, name, found)]
+    entries = [entry for name, entry in found.items() if not _covered(catalogue, name, found)]
+    ids = {entry.id: entry.present for entry in entries}
+    return [e._replace(together=together(e.id, ids, labels.values())) for e in entries]
+
+
+def together(
+    name: str, present: Mapping[str, Iterable[str]], files: Iterable[Iterable[str]]
+) -> tuple[str, ...]:
+    """Name the sets that share a file with a set, directly or through others, and itself.
+
+    `present` maps sets to their `set/change` ids that are there, `files` has those in each file.
+    """
+    group, begun = {name}, set[str]()
+    held = [set(labels) for labels in files]
+    while group != begun:
+        begun = set(group)
+        theirs = {label for member in begun for label in present[member]}
+        shared = set[str]().union(*(labels for labels in held if labels & theirs))
+        group |= {other for other, labels in present.items() if shared & set(labels)}
+    return tuple(sorted(group))
 
 
 def _is_meant(

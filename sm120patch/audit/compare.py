@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sm120patch.audit import gittree, ignored
-from sm120patch.audit.files import Digest, Listing, list_named, list_package
+from sm120patch.audit.files import UNREADABLE, Digest, Listing, list_named, list_package
 from sm120patch.audit.gittree import Commit
 from sm120patch.audit.hashing import Hasher
 from sm120patch.audit.layout import Copy
@@ -125,7 +125,11 @@ def _wheel(
     inside = f"{copy.package}/"
     # RECORD is read while others hash what it is about.
     lists = b"sha256=" in data
-    wanted = [i for i, path in enumerate(listing.paths) if lists and path.startswith(inside)]
+    wanted = [
+        i
+        for i, path in enumerate(listing.paths)
+        if lists and path.startswith(inside) and not listing.is_huge(i)
+    ]
     hashed = _digests(means, copy.root, listing, wanted, known)
     wheel = _Wheel(means, copy, asked, listing, data, basis, place, started, known, hashed)
     return partial(_against_wheel, wheel)
@@ -152,8 +156,10 @@ def _against_wheel(wheel: _Wheel) -> Comparison:
     beside = [
         i
         for i, path in enumerate(listing.paths)
-        if (path in behind or not path.startswith(inside))
+        if (path in behind or not path.startswith(inside) or listing.is_huge(i))
         and ((entry := table.entries.get(path)) is not None and entry.sha256 is not None)
+        # What is larger than it was need not be hashed to differ.
+        and not (listing.is_huge(i) and entry.size not in (None, listing.sign(i)[0]))
     ]
     digests = _digests(means, copy.root, listing, beside, wheel.known)()
     digests.update(wheel.hashed())
@@ -215,13 +221,13 @@ def _against_record(
         if index is None:
             found.append(Difference(path, "missing", record.sha256))
             continue
-        digest = digests[index].sha256.hex()
+        digest = digests.get(index, UNREADABLE).sha256.hex()
         if digest != record.sha256:
-            kind = "changed" if digest else "unreadable"
+            kind = "changed" if digest or index not in digests else "unreadable"
             found.append(Difference(path, kind, record.sha256, digest or None))
     for path, index in places.items():
         if path.startswith(inside) and path not in table.entries:
-            found.append(_added(path, listing, digests[index]))
+            found.append(_added(path, listing, digests.get(index, UNREADABLE)))
     return found
 
 
@@ -244,7 +250,7 @@ def _checkout(
     listing.extend(list_named(means.tree, copy.root, behind))
     place = f"{means.tree.root}:{copy.root}:{copy.target}"
     cached = means.cache.read(place) if means.cache is not None and means.quick else None
-    wanted = range(len(listing.paths))
+    wanted = [i for i, p in enumerate(listing.paths) if p in commit.blobs or not listing.is_huge(i)]
     known = {} if cached is None else cached.known(listing, blobs=True)
     digests = _digests(means, copy.root, listing, wanted, known, blobs=True)()
     if means.cache is not None and not listing.problems:
@@ -277,7 +283,7 @@ def _against_commit(
         and not any(f"{path}/".startswith(f"{link}/") for link in commit.links)
     ]
     for path in ignored.not_ignored(tree, commit, untracked):
-        found.append(_added(path, listing, digests[places[path]]))
+        found.append(_added(path, listing, digests.get(places[path], UNREADABLE)))
     return found
 
 

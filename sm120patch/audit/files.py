@@ -22,6 +22,8 @@ SHA256, BLOB = 32, 20
 """Bytes of a digest, and of the name that git gives to a content."""
 WIDTH = 4
 """Numbers that are kept of each file: size, mtime_ns, ctime_ns, inode."""
+HUGE = 1 << 30
+"""Bytes. Larger files are hashed where upstream shipped them, and else only named."""
 _BLOCK = 1 << 20
 _BATCH_BYTES = 2 << 20
 _BATCH_FILES = 100
@@ -80,6 +82,10 @@ class Listing:
         """Return those of `paths` that lie below a directory that was not entered."""
         starts = tuple(f"{path}/" for path in self.leads)
         return sorted({path for path in paths if path.startswith(starts)}) if starts else []
+
+    def is_huge(self, index: int) -> bool:
+        """Tell whether a file is larger than any that is shipped: a few bytes on disk may be."""
+        return self.signs[index * WIDTH] > HUGE
 
     @property
     def size(self) -> int:

@@ -308,9 +308,12 @@ def by_hand_sets(
 
     `lost`: there was a ledger, so they need not have been made by hand.
     """
+    lacking = {entry.id for entry in found if not entry.complete}
     for entry in found:
         said, label = str(entry), "by-hand"
-        hint = f"sm120patch adopt {entry.id}" + ("" if entry.complete else " --complete")
+        names = entry.together or (entry.id,)
+        hint = f"sm120patch adopt {' '.join(names)}"
+        hint += " --complete" if lacking & set(names) else ""
         if lost:
             said = f"{entry.id} is on disk; the ledger that would tell who applied it is lost"
             label, hint = "ledger lost", LOST_LEDGER

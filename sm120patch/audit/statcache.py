@@ -132,7 +132,7 @@ class StatCache(NamedTuple):
             times = signs[index * WIDTH + 1 : index * WIDTH + 3]
             digest = digests.get(index)
             # What was not compared (RECORD itself) has no digest and needs none.
-            unread = digest is not None and not digest.sha256
+            unread = listing.is_huge(index) if digest is None else not digest.sha256
             if unread or max(times) >= fresh or _of_an_image(*times):
                 signs[index * WIDTH] = _NEVER
         data = _encode(place, basis, listing, signs, digests, result)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120patch.audit.findings import EnvironmentReport, HostReport, Kind
+from sm120patch.audit import byhand
+from sm120patch.audit.findings import EnvironmentReport, FileState, HostReport, Kind
 from sm120patch.catalogue import Places
 from sm120patch.errors import Sm120PatchError
 from sm120patch.operations import adopting
@@ -29,13 +30,14 @@ class Fix:
     """`bytecode` or `adopt`."""
     prefix: str
     subject: str
-    """File that is deleted, or set that is adopted."""
+    """File that is deleted, or sets that are adopted at once, separated by spaces."""
 
     def __str__(self) -> str:
         """Say what will be done."""
         if self.kind == "bytecode":
             return f"delete the stale bytecode {self.subject}"
-        return f"take {self.subject} into the ledger of {self.prefix}; no file is changed"
+        sets = self.subject.replace(" ", " and ")
+        return f"take {sets} into the ledger of {self.prefix}; no file is changed"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,13 @@ def _of(environment: EnvironmentReport) -> Iterator[Fix]:
             continue
         if cached.parent.name == "__pycache__" and not cached.parent.is_symlink():
             yield Fix("bytecode", environment.prefix, finding.path)
-    for entry in environment.sets:
-        if entry.state == "by-hand" and not entry.lacking:
-            yield Fix("adopt", environment.prefix, entry.id)
+    sets = {entry.id: entry for entry in environment.sets if entry.state == "by-hand"}
+    present = {name: entry.present for name, entry in sets.items()}
+    files = [file.changes for file in environment.files if file.state is FileState.BY_HAND]
+    groups = dict.fromkeys(byhand.together(name, present, files) for name in sets)
+    for group in groups:
+        if not any(sets[name].lacking for name in group):
+            yield Fix("adopt", environment.prefix, " ".join(group))
 
 
 def carry_out(fix: Fix, catalogue: Places, shelf: Shelf, command: str) -> Fixed:
@@ -83,6 +89,6 @@ def carry_out(fix: Fix, catalogue: Places, shelf: Shelf, command: str) -> Fixed:
 def _adopt(fix: Fix, catalogue: Places, shelf: Shelf, command: str) -> None:
     site = open_site(fix.prefix, None, catalogue=catalogue)
     require_settled(site.state)
-    request = Request("apply", (fix.subject,))
+    request = Request("apply", tuple(fix.subject.split()))
     adoption = adopting.plan_adoption(site, request, None, Sources((), shelf), complete=False)
     adopting.adopt(site, adoption, command=command)

@@ -20,7 +20,7 @@ from sm120patch.audit.discovery import Search
 from sm120patch.audit.tree import Tree
 from sm120patch.evidence import Event, Evidence
 from sm120patch.ledger import open_ledger, read_ledger
-from tests.support.audited import FILES, SED_A, sh
+from tests.support.audited import FILES, SED_A, publish, sh
 from tests.support.catalogue import A, B
 from tests.support.command import run
 from tests.support.environments import install_fake, record_line
@@ -63,6 +63,15 @@ def test_a_garbled_record_is_told_in_a_few_lines(place: Place) -> None:
     assert len(told) == 21 and "and 980 more lines that cannot be used" in told
 
 
+@pytest.mark.parametrize("name", ["sglang/dump.bin", B])
+def test_a_file_of_terabytes_holds_nothing_up(place: Place, name: str) -> None:
+    with (place.site / name).open("wb") as stream:
+        stream.truncate(8 << 40)
+    for mode in ((), ("--quick",)):
+        (finding,) = place.run("audit", *mode).result["findings"]
+        assert (finding["kind"], finding["path"]) == ("foreign" if name == B else "added", name)
+
+
 # --- the ledger ---------------------------------------------------------------------------------
 
 
@@ -92,6 +101,20 @@ def test_a_damaged_row_of_the_ledger_hides_no_file(place: Place, damage: str) ->
     assert ("foreign", B) in kinds and ("unknown", "-") in kinds
     (unknown,) = {f["detail"] for f in ran.result["findings"] if f["kind"] == "unknown"}
     assert "is damaged" in unknown and "examined" not in unknown
+
+
+def test_sets_that_share_a_file_are_taken_over_together(place: Place, tmp_path: Path) -> None:
+    for target, files in FILES.items():
+        publish(tmp_path / "cache" / "sm120patch" / "wheels", target, "1.0", files)
+    text = place.read(A).replace("line_3 = 3\n", "line_3 = 'one'\n")
+    place.write(A, text.replace("line_30 = 30\n", "line_30 = 'two'\n"))
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ran = run("audit", *place.options, **cache)
+    hints = {f["path"]: f["hint"].split(" --")[0] for f in ran.result["findings"]}
+    assert hints == {A: "", "one": "sm120patch adopt one two", "two": "sm120patch adopt one two"}
+    (fix,) = run("audit", "--fix", "--yes", *place.options, **cache).result["fixes"]
+    assert (fix["subject"], fix["done"], fix["problem"]) == ("one two", True, "")
+    assert {n for n, state in place.states().items() if state == "staged"} == {"one", "two"}
 
 
 # --- what runs in place of a source -------------------------------------------------------------
