@@ -32,6 +32,8 @@ _GET_FLAGS = 0x80086601
 _IMMUTABLE = 0x10 | 0x20
 _PROBE = ".sm120patch-probe-"
 _READ = "nothing was changed; run as the owner of the environment, or mend its file system"
+MAX_FILE = 64 << 20
+"""Bytes of a file that is read: those that sets change have one million at most."""
 Originals = Callable[[str], bytes | None]
 
 
@@ -171,6 +173,9 @@ def read_target(root: Path, path: str) -> tuple[bytes, os.stat_result] | Obstacl
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return Obstacle.NOT_REGULAR
+        if status.st_size > MAX_FILE:
+            found = f"{root / path} has {status.st_size} bytes"
+            raise HostError(f"{found}, expected {MAX_FILE} at most", hint=_READ)
         with open(descriptor, "rb", closefd=False) as stream:
             return stream.read(), status
     except OSError as error:

@@ -70,6 +70,10 @@ def test_a_file_of_terabytes_holds_nothing_up(place: Place, name: str) -> None:
     for mode in ((), ("--quick",)):
         (finding,) = place.run("audit", *mode).result["findings"]
         assert (finding["kind"], finding["path"]) == ("foreign" if name == B else "added", name)
+    diff = place.run("diff", name)
+    assert diff.code == 1 and f"has {8 << 40} bytes" in diff.out
+    ran = place.run("apply", "one", "--with", "extra", "--dry-run")
+    assert ran.code == (10 if name == B else 0)
 
 
 # --- the ledger ---------------------------------------------------------------------------------
