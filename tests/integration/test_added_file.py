@@ -21,6 +21,7 @@ from tests.support.environments import (
     install_editable,
     tree_digest,
 )
+from tests.support.manifests import head
 
 ADDED = "sglang/tuned.py"
 CONTENT = b"best_configs = {'k': (0, 5)}\n"
@@ -30,18 +31,7 @@ def write_set(catalogue: Path, content: bytes = CONTENT, path: str = ADDED) -> N
     payload = catalogue / "patches" / "data" / f"tuned{Path(path).suffix}"
     payload.parent.mkdir(parents=True, exist_ok=True)
     payload.write_bytes(content)
-    (catalogue / "manifests" / "data.toml").write_text(f"""schema = 1
-[patch-set]
-id = "data"
-revision = 1
-title = "Add a file"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
-[relations]
+    (catalogue / "manifests" / "data.toml").write_text(f"""{head("data")}[relations]
 depends = ["one"]
 [[change]]
 id = "tuned"

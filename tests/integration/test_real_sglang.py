@@ -40,6 +40,7 @@ from sm120patch.verify.spawn import ServerError
 from tests.support import real_sglang
 from tests.support.command import Ran, run
 from tests.support.environments import tree_digest
+from tests.support.manifests import head
 from tests.support.serving import Running
 from tests.support.simulated import free_port
 
@@ -80,18 +81,7 @@ EDITS = {
     "drowsy": lambda text: text.replace(AFTER_CALL, DROWSY + AFTER_CALL),
 }
 """Set -> what it does to the model file; either applies with and without the other."""
-MANIFEST = """schema = 1
-[patch-set]
-id = "{name}"
-revision = 1
-title = "Set {name}"
-description = "A rehearsal."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
-[host]
+MANIFEST = """{head}[host]
 compute-capability = ["12.0"]
 [verification]
 goal = "{goal}"
@@ -129,6 +119,7 @@ def write_catalogue(root: Path, upstream: str) -> Path:
         (root / "patches" / name).mkdir(parents=True)
         (root / "patches" / name / "sleep.patch").write_bytes(diff)
         text = MANIFEST.format(
+            head=head(name),
             name=name,
             goal=GOALS[name],
             path=MODEL,

@@ -13,9 +13,8 @@ import pytest
 from sm120patch.fleet import page as fleet_page
 from sm120patch.fleet.compare import compare
 from sm120patch.fleet.overview import overview
-from sm120patch.fleet.parsing import parse
 from sm120patch.report.page import render
-from tests.unit.test_fleet_overview import HOW, NOW, drifted, node, nodes
+from tests.support.facts import NOW, drifted, node, nodes, parsed
 from tests.unit.test_report import HOSTILE, evidence_data, subject
 
 api = pytest.importorskip("playwright.sync_api")
@@ -76,7 +75,7 @@ def address(tmp_path: Path) -> str:
 @pytest.fixture
 def fleet(tmp_path: Path) -> str:
     """Page about a fleet with every colour: alike, differing, unequal, unknown; two compared."""
-    away = parse(b"<b>", "away.json", "away", HOW)
+    away = parsed(b"<b>", "away")
     every = [*nodes(4, groups=["s0"]), node("gpu-50", drifted, groups=["s0"]), away]
     html = fleet_page.render(overview(every), compare(every[0], every[-2]), NOW, "1")
     (tmp_path / "fleet.html").write_text(html, "utf-8")

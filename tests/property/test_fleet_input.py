@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -17,16 +16,12 @@ from sm120patch.fleet.expected import inventory_of, names_of
 from sm120patch.fleet.node import NodeFacts
 from sm120patch.fleet.overview import FailOn, overview
 from sm120patch.fleet.page import render
-from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.tables import comparison_text, fleet_text
-from tests.support.facts import result, small
+from tests.support.facts import DEEP, NOW, event, parsed, result, small
 from tests.support.pages import Page, check_harmless
-from tests.unit.test_fleet_compare import event
 
 # A whole report is made of every example: on a busy machine that may take a second.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
-HOW = Reading(NOW, timedelta(days=1), deep=True)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text()
     | st.sampled_from(["\x1b[2J", "<script>", "\ud800", "real", "applied", "gpu-01", "x" * 5000]),
@@ -56,14 +51,10 @@ def places(found: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 PLACES = list(places(usual()))
 
 
-def read(data: bytes) -> NodeFacts:
-    return parse(data, "gpu-01.json", "gpu-01", HOW)
-
-
 def check_report(node: NodeFacts) -> None:
     """All forms of the report come out, small, clean and harmless."""
     assert node.unknown or all(s.kind == "real" for s in node.sets.values() if s.counts)
-    other = parse(json.dumps(usual("gpu-02")).encode(), "", "gpu-02", HOW)
+    other = parsed(usual("gpu-02"), "gpu-02", DEEP)
     fleet = overview([node, other])
     found = compare(node, other)
     if node.unknown:
@@ -82,7 +73,7 @@ def check_report(node: NodeFacts) -> None:
 @CALM
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read(data: bytes):
-    check_report(read(data))
+    check_report(parsed(data, how=DEEP))
     names_of(data)
     inventory_of(data)
 
@@ -91,7 +82,7 @@ def test_any_bytes_are_read(data: bytes):
 @given(VALUES)
 def test_any_json_is_read(value: object):
     data = json.dumps(value).encode()
-    check_report(read(data))
+    check_report(parsed(data, how=DEEP))
     inventory_of(data)
 
 
@@ -107,7 +98,7 @@ def test_any_value_anywhere_in_facts_is_read(changes: list[tuple[tuple[Any, ...]
             holder[path[-1]] = value
         except (TypeError, KeyError, IndexError):
             continue  # an earlier change has taken it away
-    check_report(read(json.dumps(facts).encode()))
+    check_report(parsed(facts, how=DEEP))
 
 
 @CALM
@@ -118,11 +109,11 @@ def test_anything_may_be_missing(path: tuple[Any, ...]):
     for key in path[:-1]:
         holder = holder[key]
     del holder[path[-1]]
-    check_report(read(json.dumps(facts).encode()))
+    check_report(parsed(facts, how=DEEP))
 
 
 @CALM
 @given(st.integers(0, 4000))
 def test_a_file_that_was_cut_off_is_unknown(at: int):
     data = json.dumps(usual()).encode()
-    assert read(data[: min(at, len(data) - 1)]).unknown
+    assert parsed(data[: min(at, len(data) - 1)], how=DEEP).unknown

@@ -8,6 +8,7 @@ from pathlib import Path
 from sm120patch.model import sha256_hex
 from sm120patch.unified import make_diff
 from tests.support.environments import create_venv, install_fake
+from tests.support.manifests import head
 
 A = "sglang/a.py"
 B = "sglang/b.py"
@@ -84,18 +85,7 @@ def write_catalogue(root: Path) -> Path:
     (root / "manifests").mkdir(parents=True, exist_ok=True)
     for set_id, (depends, edits) in SETS.items():
         listed = ", ".join(f'"{name}"' for name in depends)
-        text = f"""schema = 1
-[patch-set]
-id = "{set_id}"
-revision = 1
-title = "Set {set_id}"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
-[host]
+        text = f"""{head(set_id)}[host]
 compute-capability = ["12.0", "12.1"]
 [relations]
 depends = [{listed}]

@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from sm120patch.fleet.node import NodeFacts
+from sm120patch.fleet.parsing import Reading, parse
 from tests.support.command import Ran
 
 GATHERED: dict[str, tuple[str, ...]] = {
     "status": (), "audit": (), "doctor": (), "history": ("--limit", "20"), "caches": (),
 }  # fmt: skip
 Facts = dict[str, Any]
+NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
+HOW = Reading(NOW, timedelta(days=1))
+DEEP = Reading(NOW, timedelta(days=1), deep=True)
 
 
 def facts_of(
@@ -172,3 +177,56 @@ def made_real(facts: Facts) -> Facts:
         if event["evidence"]:
             event["evidence"]["kind"] = event["evidence"]["data"]["kind"] = "real"
     return changed
+
+
+# --- as the report reads them -------------------------------------------------------------------
+
+
+def parsed(facts: Facts | bytes, name: str = "gpu-01", how: Reading = HOW) -> NodeFacts:
+    """What the report makes of a file NAME.json."""
+    data = facts if isinstance(facts, bytes) else json.dumps(facts).encode()
+    return parse(data, f"{name}.json", name, how)
+
+
+def node(name: str, change: Callable[[Facts], object] = lambda _f: None, **top: Any) -> NodeFacts:
+    """What the report makes of those facts, changed."""
+    facts = small(name, now=NOW, **top)
+    change(facts)
+    return parsed(facts, name)
+
+
+def nodes(count: int, **top: Any) -> list[NodeFacts]:
+    """Nodes that are alike."""
+    return [node(f"gpu-{n:02}", **top) for n in range(count)]
+
+
+def drifted(facts: Facts) -> None:
+    """Let a file hold what nobody knows."""
+    change_set(facts, "one", state="drifted")
+    (environment,) = result(facts, "audit")["environments"]
+    environment["packages"][0]["files"][0].update(state="drifted", sha256="d" * 64)
+
+
+def event(level: float, *, spread: float = 0.004, starts: int = 3, **data: Any) -> dict[str, Any]:
+    """An event whose evidence has three repeats a server start around `level`."""
+    wobble = (-spread, 0.0, spread)
+    gpu = {"power_w": {"mean": 300.0}, "sm_mhz": {"mean": 2400.0}, "power_limit_w": 600.0,
+           "throttled": {}}  # fmt: skip
+    blocks = [
+        {"workloads": {"c64": [{"output_throughput": level * (1 + w + wobble[n % 3] / 3)}
+                               for w in wobble]},
+         "telemetry": {"gpus": [gpu, copy.deepcopy(gpu)]}}
+        for n in range(starts)
+    ]  # fmt: skip
+    return {
+        "id": 9, "kind": "applied", "at": "2026-11-20T12:00:00+00:00", "data": {"end": "b"},
+        "evidence": {"id": 4, "kind": "real", "verdict": "improved", "profile": "p" * 64,
+                     "at": "2026-11-20T12:00:00+00:00",
+                     "data": {"client": "native", "workloads": [
+                         {"name": "c64", "input_len": 256, "output_len": 128, "concurrency": 64,
+                          "prompts": 128}],
+                         "arms": {"patched": {"blocks": blocks,
+                                              "server_info": {"tp_size": 2, "pid": 1}}},
+                         "blocks_run": ["patched"] * starts,
+                         "commands": {"patched": "serve"}, **data}},
+    }  # fmt: skip

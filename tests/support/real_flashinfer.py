@@ -19,6 +19,7 @@ from sm120patch.unified import make_diff
 from tests.support import jit, real_sglang
 from tests.support.compileplace import cuda_home
 from tests.support.environments import create_venv, install_wheel
+from tests.support.manifests import head
 
 PAGE = "flashinfer/data/include/flashinfer/page.cuh"
 EXCEPTION = "flashinfer/data/include/flashinfer/exception.h"
@@ -99,18 +100,7 @@ def write_catalogue(root: Path, site: Path, header: str = PAGE) -> Path:
     (root / "patches" / "mark").mkdir(parents=True)
     (root / "manifests").mkdir()
     (root / "patches" / "mark" / "page.patch").write_bytes(diff)
-    (root / "manifests" / "mark.toml").write_text(f"""schema = 1
-[patch-set]
-id = "mark"
-revision = 1
-title = "A comment"
-description = "For tests."
-type = "unofficial"
-[upstream]
-status = "inappropriate"
-reason = "tests"
-last-checked = "2026-11-29"
-[[change]]
+    (root / "manifests" / "mark.toml").write_text(f"""{head("mark")}[[change]]
 id = "page"
 target = "flashinfer-python"
 summary = "A comment"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from itertools import combinations
 from typing import Any
 
@@ -16,13 +15,16 @@ from sm120patch.fleet.compare import Comparison, compare
 from sm120patch.fleet.node import NodeFacts
 from sm120patch.fleet.overview import overview
 from sm120patch.fleet.page import render
-from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.tables import comparison_text
 from tests.support.command import CHECKOUT
 from tests.support.facts import (
+    DEEP,
+    NOW,
     Facts,
     add_set,
     change_set,
+    event,
+    parsed,
     result,
     set_of,
     small,
@@ -30,34 +32,7 @@ from tests.support.facts import (
 )
 from tests.support.pages import Page, check_harmless
 
-NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
-HOW = Reading(NOW, timedelta(days=1), deep=True)
 Change = Callable[[Facts], object]
-
-
-def event(level: float, *, spread: float = 0.004, starts: int = 3, **data: Any) -> dict[str, Any]:
-    """An event whose evidence has three repeats a server start around `level`."""
-    wobble = (-spread, 0.0, spread)
-    gpu = {"power_w": {"mean": 300.0}, "sm_mhz": {"mean": 2400.0}, "power_limit_w": 600.0,
-           "throttled": {}}  # fmt: skip
-    blocks = [
-        {"workloads": {"c64": [{"output_throughput": level * (1 + w + wobble[n % 3] / 3)}
-                               for w in wobble]},
-         "telemetry": {"gpus": [gpu, copy.deepcopy(gpu)]}}
-        for n in range(starts)
-    ]  # fmt: skip
-    return {
-        "id": 9, "kind": "applied", "at": "2026-11-20T12:00:00+00:00", "data": {"end": "b"},
-        "evidence": {"id": 4, "kind": "real", "verdict": "improved", "profile": "p" * 64,
-                     "at": "2026-11-20T12:00:00+00:00",
-                     "data": {"client": "native", "workloads": [
-                         {"name": "c64", "input_len": 256, "output_len": 128, "concurrency": 64,
-                          "prompts": 128}],
-                         "arms": {"patched": {"blocks": blocks,
-                                              "server_info": {"tp_size": 2, "pid": 1}}},
-                         "blocks_run": ["patched"] * starts,
-                         "commands": {"patched": "serve"}, **data}},
-    }  # fmt: skip
 
 
 def blocks_of(facts: Facts) -> list[dict[str, Any]]:
@@ -75,7 +50,7 @@ def node(name: str, level: float | None = 1000.0, *changes: Change) -> NodeFacts
     result(facts, "history")["events"] = [] if level is None else [event(level)]
     for change in changes:
         change(facts)
-    found = parse(json.dumps(facts).encode(), "", name, HOW)
+    found = parsed(facts, name, DEEP)
     assert found.unknown == "", found.unknown
     return found
 
@@ -363,7 +338,7 @@ def test_a_rejected_set_leaves_the_baseline_that_was_measured():
 
 
 def test_nothing_is_compared_with_an_unknown_node():
-    gone = parse(json.dumps(unreachable("b")).encode(), "", "b", HOW)
+    gone = parsed(unreachable("b"), "b", DEEP)
     found = compare(node("a"), gone)
     assert found.unknown and found.reasons == () and found.speeds == ()
     assert everything(found) == "b is unknown: was not reached: ssh: connection timed out"

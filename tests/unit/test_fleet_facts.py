@@ -12,32 +12,26 @@ import pytest
 
 from sm120patch.evidence import Event
 from sm120patch.fleet.node import NodeFacts
-from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.words import age_words, moment
 from sm120patch.model import Snapshot
 from sm120patch.operations.inactive import _rejection
 from tests.support.facts import (
+    NOW,
     Facts,
     audited_of,
     change_set,
+    parsed,
     result,
     set_of,
     small,
     unreachable,
 )
 
-NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
-HOW = Reading(NOW, timedelta(hours=24))
-
-
-def read(facts: Any, stem: str = "gpu-01", how: Reading = HOW) -> NodeFacts:
-    return parse(json.dumps(facts).encode(), f"{stem}.json", stem, how)
-
 
 def changed(change: Callable[[Facts], object]) -> NodeFacts:
     facts = small(now=NOW)
     change(facts)
-    return read(facts)
+    return parsed(facts)
 
 
 def environment(facts: Facts) -> dict[str, Any]:
@@ -47,7 +41,7 @@ def environment(facts: Facts) -> dict[str, Any]:
 
 
 def test_a_whole_file_is_read():
-    node = read(small(now=NOW, groups=["server-0"]))
+    node = parsed(small(now=NOW, groups=["server-0"]))
     assert node.unknown == "" and node.name == "gpu-01" and node.groups == ("server-0",)
     assert node.versions == {"sglang": "0.5.9"} and node.tool == "0.1.0"
     one, two = node.sets["one"], node.sets["two"]
@@ -100,7 +94,7 @@ def test_what_cannot_be_relied_on_is_unknown(change: Callable[[Facts], object], 
     [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"NaN", b"[" * 100_000, b"1" * 5000, b"{}"],
 )
 def test_what_is_no_object_of_ours_is_unknown(data: bytes):
-    node = parse(data, "gpu-01.json", "gpu-01", HOW)
+    node = parsed(data)
     assert node.name == "gpu-01" and "malformed" in node.unknown
 
 
@@ -109,7 +103,7 @@ def test_keys_that_are_there_twice_contradict_each_other(word: str):
     text = json.dumps(small(now=NOW))
     assert f'"{word}": ' in text
     twice = text.replace(f'"{word}": ', f'"{word}": false, "{word}": ', 1)
-    node = parse(twice.encode(), "gpu-01.json", "gpu-01", HOW)
+    node = parsed(twice.encode())
     assert node.unknown == f"the facts contradict themselves: {word} is there twice"
     assert node.sets == {}
 
@@ -139,7 +133,7 @@ def test_a_rejection_without_a_verdict_is_one_all_the_same():
 
 
 def test_a_node_that_was_not_reached_is_unknown_with_its_reason():
-    node = read(unreachable("gpu-01", "ssh: no route to host"))
+    node = parsed(unreachable("gpu-01", "ssh: no route to host"))
     assert node.unknown == "was not reached: ssh: no route to host"
 
 
@@ -147,7 +141,7 @@ def test_the_reason_of_a_command_that_failed_is_told():
     facts = small(now=NOW)
     error = {"code": "host", "message": "no interpreter", "hint": None, "details": {}}
     facts["commands"]["audit"].update(result=None, exit_code=10, ok=False, errors=[error])
-    assert read(facts).unknown == "audit failed there: no interpreter"
+    assert parsed(facts).unknown == "audit failed there: no interpreter"
 
 
 def test_answers_with_findings_and_of_an_interrupted_change_are_answers():
@@ -156,7 +150,7 @@ def test_answers_with_findings_and_of_an_interrupted_change_are_answers():
     facts["commands"]["status"].update(exit_code=7, ok=False)
     result(facts, "status")["interrupted"] = "apply"
     change_set(facts, "one", state="interrupted")
-    node = read(facts)
+    node = parsed(facts)
     assert node.unknown == "" and node.sets["one"].label == "interrupted"
 
 
@@ -276,7 +270,7 @@ def test_one_foreign_file_makes_it_other_code_but_no_other_contents_of_a_set():
         file = {"path": "sglang/z.py", "state": "foreign", "sha256": "f" * 64, "changes": []}
         environment(facts)["packages"][0]["files"].append(file)
 
-    usual, other = read(small(now=NOW)), changed(foreign)
+    usual, other = parsed(small(now=NOW)), changed(foreign)
     assert other.code != usual.code and other.sets["one"].digest == usual.sets["one"].digest
 
 
@@ -287,12 +281,12 @@ def test_places_and_order_of_files_do_not_matter_and_commits_do():
     turned = copy.deepcopy(facts)
     environment(turned)["packages"][0]["files"].reverse()
     environment(turned)["packages"][0].update(root="/elsewhere", origin="/elsewhere/RECORD")
-    one, other = read(facts), read(turned)
+    one, other = parsed(facts), parsed(turned)
     assert one.code == other.code and one.sets["one"].digest == other.sets["one"].digest
     codes = set()
     for commit in ("1" * 40, "2" * 40):
         package["origin"] = f"git commit {commit} of /src"
-        codes.add(read(facts).code)
+        codes.add(parsed(facts).code)
     assert len(codes | {one.code}) == 3
 
 
@@ -336,8 +330,8 @@ def test_another_name_of_the_environment_is_the_same_environment():
 
 
 def test_a_file_may_be_named_after_node_and_environment():
-    assert read(small(now=NOW), "gpu-01@second").unknown == ""
-    assert "not of gpu-011" in read(small(now=NOW), "gpu-011").unknown
+    assert parsed(small(now=NOW), "gpu-01@second").unknown == ""
+    assert "not of gpu-011" in parsed(small(now=NOW), "gpu-011").unknown
 
 
 @pytest.mark.parametrize("words", ["2026-11-30T12:00:00Z", "2026-11-30T13:00:00+01:00"])

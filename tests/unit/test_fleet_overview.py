@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from sm120patch.fleet.expected import Expected
-from sm120patch.fleet.node import NodeFacts
 from sm120patch.fleet.overview import FailOn, Fleet, Kind, overview
 from sm120patch.fleet.page import render
-from sm120patch.fleet.parsing import Reading, parse
 from sm120patch.fleet.tables import fleet_text
 from tests.support.facts import (
+    NOW,
     Facts,
     add_set,
     change_set,
+    drifted,
+    node,
+    nodes,
+    parsed,
     result,
     set_of,
-    small,
     unreachable,
 )
 from tests.support.pages import Page, check_harmless
-
-NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
-HOW = Reading(NOW, timedelta(days=1))
-
-
-def node(name: str, change: Callable[[Facts], object] = lambda _f: None, **top: Any) -> NodeFacts:
-    facts = small(name, now=NOW, **top)
-    change(facts)
-    return parse(json.dumps(facts).encode(), f"{name}.json", name, HOW)
-
-
-def nodes(count: int, **top: Any) -> list[NodeFacts]:
-    return [node(f"gpu-{n:02}", **top) for n in range(count)]
-
-
-def drifted(facts: Facts) -> None:
-    change_set(facts, "one", state="drifted")
-    (environment,) = result(facts, "audit")["environments"]
-    environment["packages"][0]["files"][0].update(state="drifted", sha256="d" * 64)
 
 
 def kinds(fleet: Fleet) -> list[str]:
@@ -177,7 +158,7 @@ def test_sets_that_differ_together_are_told_together():
 
 def test_unequal_code_in_one_group_is_the_worst_finding_and_its_minority_stands_first():
     every = [*nodes(4, groups=["s0"]), node("gpu-50", drifted, groups=["s0"]),
-             parse(json.dumps(unreachable("gpu-51")).encode(), "", "gpu-51", HOW)]  # fmt: skip
+             parsed(unreachable("gpu-51"), "gpu-51")]  # fmt: skip
     fleet = overview(every)
     first = fleet.findings[0]
     assert first.kind is Kind.UNEQUAL and first.subject == "s0" and len(first.nodes) == 5
@@ -188,7 +169,7 @@ def test_unequal_code_in_one_group_is_the_worst_finding_and_its_minority_stands_
 
 
 def test_a_group_with_an_unknown_member_is_not_equal():
-    gone = parse(json.dumps(unreachable("gpu-51")).encode(), "", "gpu-51", HOW)
+    gone = parsed(unreachable("gpu-51"), "gpu-51")
     fleet = overview([*nodes(2), gone], Expected((), {"s0": ("gpu-00", "gpu-01", "gpu-51")}))
     assert fleet.groups[0].equal is None
     assert kinds(fleet) == ["unknown", "unknown"]
@@ -306,7 +287,7 @@ def test_simulated_nodes_are_alike_and_none_counts():
 
 def test_the_page_shows_every_node_with_what_it_stands_out_by():
     every = [*nodes(3, groups=["s0"]), node("gpu-50", drifted, groups=["s0"]),
-             parse(b"<script>", "x.json", "gpu-51", HOW)]  # fmt: skip
+             parsed(b"<script>", "gpu-51")]  # fmt: skip
     page = Page(render(overview(every), None, NOW, "9.9"))
     check_harmless(page)
     for words in (
