@@ -30,6 +30,7 @@ from sm120patch.plan import (
     History,
     Outcome,
     OwnedFile,
+    sets_of,
 )
 
 Edits = dict[tuple[str, str], EditResult]
@@ -255,7 +256,8 @@ class ContentPlanner:
             draft.shaped_by[key].append(label)
             decision = (Outcome.PATCHED, change.summary, result.sites)
         elif isinstance(result, Refused):
-            draft.conflicts.append(f"{choice.path}: {label}: {result.reason}")
+            clash = self._clash(key, choice, draft)
+            draft.conflicts.append(f"{choice.path}: {label}: {clash or result.reason}")
             decision = (Outcome.REFUSED, result.reason, 0)
         else:
             decision = (Outcome.UPSTREAM, result.reason, 0)
@@ -263,3 +265,11 @@ class ContentPlanner:
         draft.decisions.append(
             ChangeDecision(name, change.id, change.target, choice.path, outcome, reason, sites)
         )
+
+    def _clash(self, key: FileKey, variant: Variant, draft: Draft) -> str:
+        """Say that other sets are in the way, where the change fits upstream's content alone."""
+        file, others = self.file(*key), sets_of(draft.shaped_by[key])
+        alone = None if file is None else file.pristine
+        if not others or not isinstance(self.edit(variant, alone), Changed):
+            return ""
+        return f"changes the same lines as {', '.join(others)}: they cannot be on disk together"

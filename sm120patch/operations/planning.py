@@ -104,6 +104,8 @@ def _conflict_hint(refusal: Refusal) -> str:
     text = " ".join(refusal.reasons)
     if "is needed by" in text:
         return "name those sets too, or add --cascade"
+    if "cannot be on disk together" in text:
+        return "nothing was changed; choose one, or take the other off: `sm120patch revert SET`"
     if "which this catalogue does not know" in text:
         return "nothing was changed; name the catalogue of that set: --extra-catalogue DIRECTORY"
     if "foreign edit" in text:

@@ -105,7 +105,8 @@ def test_sets_that_want_the_same_line_are_refused_together(place: Place) -> None
     place.assert_nothing_written()
     place.stage("one")
     after = place.facts()
-    refused(place.run("apply", "clash", "--no-verify"), 5, A)
+    said = "one/first: changes the same lines as clash: they cannot be on disk together"
+    refused(place.run("apply", "clash", "--no-verify"), 5, A, said, "sm120patch revert SET")
     assert place.facts() == after
     assert place.states()["one"] == "staged"
 
