@@ -28,6 +28,7 @@ from sm120patch.audit.tree import Tree
 from sm120patch.catalogue import Catalogue
 from sm120patch.errors import HostError, Sm120PatchError, UsageError
 from sm120patch.evidence import Evidence
+from sm120patch.model import IMPORT_NAMES
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf
@@ -72,7 +73,7 @@ def audit(
             tick(len(reports), place.prefix)
             report = _examined(means, place, knowledge, seen, around)
             if place.kind != "checkout" or not seen.imported(place, known):
-                reports.append(report)
+                reports.append(_not_empty(report) if scope.is_named else report)
     return HostReport(
         root=tree.root,
         environments=tuple(sorted(reports, key=lambda r: r.prefix)),
@@ -108,6 +109,14 @@ def _examined(
         return EnvironmentReport(
             place.prefix, place.kind, place.python, place.names, findings=(unknown,)
         )
+
+
+def _not_empty(report: EnvironmentReport) -> EnvironmentReport:
+    """An environment that was named and has nothing to compare is hardly the one that was meant."""
+    if report.packages or report.findings:
+        return report
+    detail = f"it has neither {' nor '.join(IMPORT_NAMES)}: nothing was compared"
+    return report._replace(findings=(Finding(Kind.UNKNOWN, "-", "-", detail),))
 
 
 def _tree(scope: Scope) -> Tree:

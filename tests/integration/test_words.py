@@ -204,3 +204,11 @@ def test_what_does_not_run_is_told_with_the_set_that_asks_for_it(host: Host) -> 
 def test_list_and_status_have_one_order(place: Place) -> None:
     listed = run("list", *place.options[2:]).result["sets"]
     assert [s["id"] for s in listed] == [s["id"] for s in place.done("status")["sets"]]
+
+
+def test_an_environment_that_was_named_and_holds_nothing_is_no_clean_audit(tmp_path: Path) -> None:
+    create_venv(tmp_path / "empty")
+    done = run("audit", "--env", tmp_path / "empty", "--fail-on", "lost", "--output", "json")
+    (finding,) = done.result["findings"]
+    assert done.code == 1 and finding["kind"] == "unknown"
+    assert finding["detail"] == "it has neither sglang nor flashinfer-python: nothing was compared"
