@@ -35,7 +35,8 @@ def look() -> Live:
     from sm120patch.host import processes
 
     return Live(
-        processes.running_sglang_servers(), processes.gone_libraries(("sglang", "flashinfer"))
+        (*processes.running_sglang_servers(), *processes.embedded_workers()),
+        processes.gone_libraries(("sglang", "flashinfer")),
     )
 
 
@@ -46,7 +47,8 @@ def in_environment(live: Live, examined: "Examined") -> Iterator[Finding]:
     for server in live.servers:
         if not _belongs(server, report, [copy.root for copy in copies]):
             continue
-        name = f"pid {server.pid} (port {server.port})"
+        known = f"port {server.port}" if server.port else server.cmdline[0]
+        name = f"pid {server.pid} ({known})"
         # What becomes a server by `exec` is older than the code that it has read.
         started = server.workers_since or server.create_time
         if started + _PRECISION < changed:
@@ -105,6 +107,7 @@ def _belongs(server: "ServerProcess", report: EnvironmentReport, roots: Sequence
     """Tell whether a server was started with the environment's Python, or imports from it."""
     if not _sees(server.pid, report.prefix):
         return False
+    from sm120patch.host import proc
     from sm120patch.host.processes import programs_of
 
     names = (report.prefix, *report.names)
@@ -115,7 +118,12 @@ def _belongs(server: "ServerProcess", report: EnvironmentReport, roots: Sequence
     searched = [os.path.realpath(place) for place in _searched_first(server)]
     if any(os.path.realpath(root) in searched for root in roots):
         return True
-    return not programs and server.environ.get("VIRTUAL_ENV") in names
+    if programs:
+        return False
+    # A worker that has renamed itself has no more to tell than the libraries that it maps.
+    places = tuple(f"{os.path.realpath(root)}/" for root in roots)
+    mapped = proc.mapped(proc.read(server.pid, "maps"))
+    return server.environ.get("VIRTUAL_ENV") in names or any(p.startswith(places) for p in mapped)
 
 
 def _sees(pid: int, prefix: str) -> bool:

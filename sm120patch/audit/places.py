@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sm120patch.audit.tree import Tree
 
 SITES = ("site-packages", "dist-packages")
-_VERSION = re.compile(r"python(3\.[0-9]+)$")
+_VERSION = re.compile(r"python(3\.[0-9]+)t?$")
 _METADATA = re.compile(r"(sglang|flashinfer[_.-]python)-[^/]*\.(dist|egg)-info$", re.IGNORECASE)
 
 

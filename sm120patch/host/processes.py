@@ -15,6 +15,8 @@ from sm120patch.environment import child
 from sm120patch.host import driver, nvml, proc
 
 SGLANG_DEFAULT_PORT = 30000
+_WORKER = "sglang::"
+"""Begin of the names that workers of SGLang give themselves."""
 
 
 class LiveProcess(NamedTuple):
@@ -222,6 +224,27 @@ def running_sglang_servers() -> tuple[ServerProcess, ...]:
     pythons = [pid for pid, words in commands.items() if _is_python(words)]
     servers = [_server(pid, pythons) for pid in sorted(found) if not set(parents[pid]) & found]
     return tuple(sorted(filter(None, servers), key=lambda server: server.create_time))
+
+
+def embedded_workers() -> tuple[ServerProcess, ...]:
+    """Find workers of SGLang that no server of its own has started, the oldest of each parent.
+
+    They are those of programs that load it as a library. Their port is 0.
+    """
+    commands = {pid: _words(proc.read(pid, "cmdline")) for pid in proc.pids()}
+    servers = {pid for pid, words in commands.items() if is_server_command(words)}
+    first: dict[int, ServerProcess] = {}
+    for pid, words in commands.items():
+        if not words or not words[0].startswith(_WORKER):
+            continue
+        above = _ancestry(pid)[1:]
+        started_here = servers & set(above)
+        worker = None if started_here else _server(pid, ())
+        if worker is not None:
+            other = first.setdefault(above[0] if above else 0, worker)
+            if worker.create_time < other.create_time:
+                first[above[0]] = worker
+    return tuple(worker._replace(port=0) for worker in first.values())
 
 
 def _is_python(command: Sequence[str]) -> bool:

@@ -221,16 +221,19 @@ def test_a_copy_that_start_up_code_puts_first_is_the_one_that_is_judged(
         "/srv/project/inner/.venv",  # the project is an environment itself
         "/root/.cache/uv/archive-v0/Xy-1",
         "/root/.cache/uv/environments-v2/serve-0123",
+        "/opt/free-threaded",
     ],
 )
 def test_an_environment_is_found_where_people_have_them(tmp_path: Path, prefix: str) -> None:
     for path in ("/srv/project", prefix):
         outside = tmp_path / path.lstrip("/")
-        install_fake(outside / "lib/python3.11/site-packages", "sglang", "1.0", FILES["sglang"])
+        lib = "lib/python3.13t" if path.endswith("threaded") else "lib/python3.11"
+        install_fake(outside / lib / "site-packages", "sglang", "1.0", FILES["sglang"])
         (outside / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
     (tmp_path / "usr/src/linux-headers-6.1/venv").mkdir(parents=True)
     search = Search(Tree.at(tmp_path))
-    assert {p.prefix for p in search.places()} == {"/srv/project", prefix}
+    places = {p.prefix: p.sites for p in search.places()}
+    assert set(places) == {"/srv/project", prefix} and all(places.values())
     assert search.installer_caches == (["/root/.cache/uv"] if "/uv/" in prefix else [])
 
 
@@ -457,6 +460,24 @@ def test_a_script_that_patches_and_becomes_the_server_is_not_stale(served: Place
         assert f"pid {pid} " in stale["path"]
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         subprocess.run(["kill", *children], check=True)
+
+
+def test_a_worker_of_another_program_is_known_by_what_it_maps(served: Place) -> None:
+    library = served.site / "kernel" / "kernel.so"
+    install_fake(served.site, "kernel", "1.0", {"kernel/kernel.so": b"x" * 4096})
+    aged(served.site)
+    work = (
+        "import mmap, sys, time; f = open(sys.argv[1], 'rb');"
+        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); print('up', flush=True);"
+        "time.sleep(120)"
+    )
+    script = 'import os, sys; os.execv(sys.argv[1], ["sglang::scheduler_TP0", *sys.argv[2:]])'
+    python = served.prefix / "bin/python"
+    with server(sys.executable, "-c", script, python, "-c", work, library) as pid:
+        time.sleep(1.1)
+        sh(f'sed -i "{SED_A}" {A}', served.site)
+        (stale,) = found(served, "stale-server")
+        assert stale["path"] == f"pid {pid} (sglang::scheduler_TP0)"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
