@@ -279,7 +279,7 @@ def main(root: str, questions: str) -> None:
     for name, *arguments in json.loads(questions):
         try:
             answer: dict[str, Any] = {"value": QUESTIONS[name](Path(root), *arguments)}
-        except Exception as error:
+        except Exception as error:  # the other questions must still be answered
             answer = {"value": None, "reason": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CONCURRENCY_HEADER = "X-Sm120patch-Concurrency"
 _EVENT_TOKENS = 16  # tokens an event after the first: fewer, larger events keep the machine cool
+Prompt = str | list[object]
 _FAR = 4096  # words of a prompt from which on `garbage-far-back` spoils the answer
 _DEATH = 20  # measured requests after which `dies-under-load` ends the process
 
@@ -66,7 +67,7 @@ class Simulation:
         ignored = self.scenario.behaviour is Behaviour.FLAG_IGNORED
         return self.sight.patched and self.flag and not ignored
 
-    def say(self, prompt: object, limit: int, *, stop: bool) -> list[str]:
+    def say(self, prompt: Prompt, limit: int, *, stop: bool) -> list[str]:
         """Pieces of text, one per token, right or as the scenario spoils them."""
         behaviour = self.scenario.behaviour if self.engaged else Behaviour.NORMAL
         far = behaviour is Behaviour.GARBAGE_FAR_BACK and _words(prompt) > _FAR
@@ -210,7 +211,7 @@ class _Job:
 class _Dialect:
     """How one endpoint asks and answers."""
 
-    read: Callable[[Mapping[str, object]], tuple[object, int, bool]]
+    read: Callable[[Mapping[str, object]], tuple[Prompt, int, bool]]
     """Body -> prompt, most tokens, ignore the end of text."""
     event: Callable[[_Job, int, int], dict[str, object]]
     """Job, tokens before, tokens now -> one event."""
@@ -267,9 +268,9 @@ def _understand(
     return _Job(pieces, _words(prompt), timing.start, timing.stamps, rid, stream, logprobs)
 
 
-def _words(prompt: object) -> int:
+def _words(prompt: Prompt) -> int:
     """Length of a prompt: words stand for tokens here."""
-    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)  # type: ignore[arg-type]
+    return len(prompt.split() if isinstance(prompt, str) else prompt)
 
 
 def _count(simulation: Simulation, job: _Job) -> None:
@@ -280,7 +281,7 @@ def _count(simulation: Simulation, job: _Job) -> None:
         os._exit(139)
 
 
-def _read_generate(body: Mapping[str, object]) -> tuple[object, int, bool]:
+def _read_generate(body: Mapping[str, object]) -> tuple[Prompt, int, bool]:
     sampling = body.get("sampling_params") or {}
     prompt = body["text"] if "text" in body else body.get("input_ids")
     if not isinstance(prompt, str | list) or not isinstance(sampling, dict):
@@ -303,7 +304,7 @@ def _generate_event(job: _Job, before: int, after: int) -> dict[str, object]:
     return {"text": "".join(job.pieces[:after]), "meta_info": meta}
 
 
-def _read_completions(body: Mapping[str, object]) -> tuple[object, int, bool]:
+def _read_completions(body: Mapping[str, object]) -> tuple[Prompt, int, bool]:
     prompt = body.get("prompt")
     if not isinstance(prompt, str | list):
         raise ValueError("prompt is needed")

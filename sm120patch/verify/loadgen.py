@@ -272,8 +272,7 @@ async def _send(
         stream.close()
     except BadReply as error:
         return Sample(ok=False, error=str(error)[:300], start=sent)
-    except Exception as error:
-        # Whatever a hostile peer provokes inside the client library is a failed request.
+    except Exception as error:  # a hostile peer may provoke anything inside the client library
         return Sample(ok=False, error=f"{type(error).__name__}: {error}"[:300], start=sent)
     return _sample(stream, request)
 

@@ -135,16 +135,16 @@ class Driver:
     CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED=132)
     CUmulticastObjectProp = SimpleNamespace
 
-    def cuMemGetAllocationGranularity(self, *_a: Any) -> tuple[int, int]:  # noqa: N802
+    def cuMemGetAllocationGranularity(self, *_a: Any) -> tuple[int, int]:  # noqa: N802 - its name there
         return 0, 1 << 21
 
-    def cuMulticastGetGranularity(self, *_a: Any) -> tuple[int, int]:  # noqa: N802
+    def cuMulticastGetGranularity(self, *_a: Any) -> tuple[int, int]:  # noqa: N802 - its name there
         return 0, 1 << 21
 
-    def cuMulticastCreate(self, *_a: Any) -> tuple[int, int]:  # noqa: N802
+    def cuMulticastCreate(self, *_a: Any) -> tuple[int, int]:  # noqa: N802 - its name there
         raise AssertionError("a multicast object was asked for")
 
-    def cuDeviceGetAttribute(self, *_a: Any) -> tuple[int, int]:  # noqa: N802
+    def cuDeviceGetAttribute(self, *_a: Any) -> tuple[int, int]:  # noqa: N802 - its name there
         return 0, 1
 
 

@@ -309,7 +309,7 @@ def rot(place: Place) -> None:
 
 
 def test_a_lost_original_is_said_and_nothing_is_touched(place: Place) -> None:
-    with pytest.raises(RecoveryNeededError, match="store"):  # noqa: SIM117
+    with pytest.raises(RecoveryNeededError, match="store"):  # noqa: SIM117 - one raises
         with transaction.begin(place.state, place.steps(OLD, NEW), place.settings()) as tx:
             tx.swap("b")
             rot(place)

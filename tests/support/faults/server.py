@@ -27,8 +27,9 @@ from sm120patch.operations import site
 LOADED_ONCE = (
     "click", "packaging.version", "sm120patch.caches.switch", "sm120patch.cli.adopting",
     "sm120patch.cli.auditing", "sm120patch.cli.authoring", "sm120patch.cli.caching",
-    "sm120patch.cli.changing", "sm120patch.cli.group", "sm120patch.cli.looking",
-    "sm120patch.cli.outcome", "sm120patch.cli.showing", "sm120patch.host",
+    "sm120patch.cli.changing", "sm120patch.cli.group", "sm120patch.cli.initialising",
+    "sm120patch.cli.looking", "sm120patch.cli.outcome", "sm120patch.cli.recovering",
+    "sm120patch.cli.showing", "sm120patch.host",
     "sm120patch.manifest", "sm120patch.operations.adopting", "sm120patch.operations.auditing",
     "sm120patch.operations.caching", "sm120patch.operations.changing",
     "sm120patch.operations.fixing", "sm120patch.operations.initialising",
