@@ -4,7 +4,7 @@ Paths of files are relative to the import root of their package, as everywhere; 
 absolute as seen from the audited root (`/opt/venv` in an image that lies unpacked elsewhere).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -305,9 +305,5 @@ def _set_dict(entry: SetReport) -> dict[str, object]:
         "with": list(entry.selected),
         "present": list(entry.present),
         "lacking": list(entry.lacking),
-        "verification": None if entry.verification is None else _verification(entry.verification),
+        "verification": None if entry.verification is None else entry.verification._asdict(),
     }
-
-
-def _verification(found: Verification) -> Mapping[str, object]:
-    return found._asdict()

@@ -92,13 +92,10 @@ class _Judge:
         outlook, reasons = self._decide(catalogue, patch_set, status, traps)
         known: tuple[KnownResult, ...] = ()
         if outlook in _OPEN:
-            known = tuple(k for k in patch_set.known_results if self._is_like(k))
+            known = tuple(k for k in patch_set.known_results if fits(k, self.place))
         if outlook is Outlook.WORKS and any(k.harmful for k in known):
             outlook = Outlook.HARMFUL
         return SetOutlook(patch_set.id, outlook, status.label, tuple(reasons), known)
-
-    def _is_like(self, known: KnownResult) -> bool:
-        return fits(known, self.place)
 
     def _decide(
         self, catalogue: Catalogue, patch_set: PatchSet, status: SetStatus, traps: Sequence[str]
@@ -156,6 +153,6 @@ class _Judge:
         gpus, fitting = self.host.gpus, self._fitting(patch_set)
         if gpus and len(fitting) < len(gpus):
             yield f"for GPU {', '.join(map(str, fitting))} only"
-        elsewhere = [k for k in patch_set.known_results if k.harmful and not self._is_like(k)]
+        elsewhere = [k for k in patch_set.known_results if k.harmful and not fits(k, self.place)]
         if elsewhere:
             yield f"known to do harm elsewhere ({'; '.join(k.topology for k in elsewhere)})"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sm120patch.tables import ANY, Table
+from sm120patch.verify.dotted import descend
 
 KINDS = ("native", "bench_serving", "command")
 THROUGHPUT = "output_throughput"
@@ -119,7 +120,7 @@ def read_output(text: str, metrics: Mapping[str, str], prompts: int) -> dict[str
         raise BadOutput("the command printed no JSON object")
     figures = {}
     for name, path in metrics.items():
-        value = _number(_descend(data, path))
+        value = _number(descend(data, path)[1])
         if value is None:
             raise BadOutput(f"the command's JSON has no finite number at {path} ({name})")
         figures[name] = value
@@ -134,17 +135,6 @@ def _object(text: str) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _descend(data: object, path: str) -> object:
-    for name in path.split("."):
-        if isinstance(data, list) and name.isdecimal() and int(name) < len(data):
-            data = data[int(name)]
-        elif isinstance(data, dict):
-            data = data.get(name)
-        else:
-            return None
-    return data
 
 
 def _number(value: object) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sm120patch.model import Engagement
 from sm120patch.redaction import redact_output
+from sm120patch.verify.dotted import descend
 from sm120patch.verify.loaded import first_lines, judge_module, mapped_files, matching
 
 _MAX_LINE = 1 << 16
@@ -38,7 +39,7 @@ def info_seen(engagement: Sequence[Engagement], info: Mapping[str, object]) -> l
     seen = []
     for probe in engagement:
         for path, wanted in probe.server_info.items():
-            there, value = _descend(info, path)
+            there, value = descend(info, path)
             words = f"server_info says {path} = {value!r}, expected {wanted!r}"
             if not there:
                 words = f"server_info has no {path} (expected {wanted!r})"
@@ -127,18 +128,6 @@ def process_seen(
 def needs_log(engagement: Sequence[Engagement]) -> bool:
     """True when some probe looks at the log."""
     return any(probe.log or probe.log_absent for probe in engagement)
-
-
-def _descend(info: Mapping[str, object], path: str) -> tuple[bool, object]:
-    value: object = info
-    for name in path.split("."):
-        if isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        elif isinstance(value, Mapping) and name in value:
-            value = value[name]
-        else:
-            return False, None
-    return True, value
 
 
 def _lines(log: Path, offset: int) -> Iterator[str]:

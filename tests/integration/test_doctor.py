@@ -14,8 +14,10 @@ import pytest
 
 from sm120patch import catalogue
 from sm120patch.audit.byhand import paths_of
-from sm120patch.doctor import Check, Outlook, SetOutlook, Status, topology
+from sm120patch.doctor import topology
+from sm120patch.doctor.checks import Check, Status
 from sm120patch.doctor.gathering import gather
+from sm120patch.doctor.outlook import Outlook, SetOutlook
 from sm120patch.host import bounded
 from sm120patch.host.machine import probe
 from sm120patch.operations import diagnosing

@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from sm120patch.doctor import Source
+from sm120patch.doctor.gathering import Source
 
 RECORDED = Path(__file__).with_name("recorded")
 PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell Server Edition"

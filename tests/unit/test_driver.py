@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sm120patch.errors import UsageError
+from sm120patch.verify.dotted import descend
 from sm120patch.verify.driver import BadOutput, Driver, filled, read_bench_line, read_output
 from sm120patch.verify.profile import Profile, parse
 
@@ -127,3 +128,19 @@ def test_another_client_is_another_question() -> None:
     assert len({native.digest, bench.digest, more.digest}) == 3
     (workload, *_) = native.workloads
     assert native.noise_key(workload) != bench.noise_key(workload)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("runs.1.tps", (True, None)),
+        ("runs.2", (False, None)),
+        ("runs.-1", (False, None)),
+        ("runs.²", (False, None)),
+        ("runs." + "1" * 5000, (False, None)),
+        ("runs.0.tps.x", (False, None)),
+        ("no", (False, None)),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_no_value(path: str, found: tuple[bool, object]) -> None:
+    assert descend({"runs": [{"tps": 5}, {"tps": None}]}, path) == found
