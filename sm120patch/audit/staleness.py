@@ -162,12 +162,13 @@ def build_findings(
     """Find builds of changed FlashInfer sources that are not of what the sources hold now.
 
     For this host only: `homes` are those below which builds are kept. Builds of files that we
-    have changed follow them by content and are left out.
+    have changed follow them by content and are left out; those that do not bear our mark, and came
+    back from a copy of the cache, are not.
     """
     paths = [f.path for f in package.files if f.state in _CHANGED]
     if package.target != TARGET or not paths:
         return
-    from sm120patch.caches import flashinfer
+    from sm120patch.caches import builds, flashinfer
 
     changed = [flashinfer.ChangedFile(p) for p in paths]
     ours = {f.path for f in package.files if f.state is FileState.OURS}
@@ -187,6 +188,8 @@ def build_findings(
         library = _library(entry.live)
         foreign = [p for p in entry.paths if p not in ours]
         stale = [p for p in foreign if library and _older(library, root / p)]
+        if library and not stale and not builds.read_marker(entry.live):
+            stale = [p for p in entry.paths if p in ours and _precedes(library, root / p)]
         if library and stale:
             detail = f"{library} was built before {', '.join(stale)} took its present content"
             yield Finding(Kind.STALE_BUILD, TARGET, str(entry.live), detail)
@@ -197,6 +200,14 @@ def _library(live: Path) -> Path | None:
         return next(iter(sorted(live.glob("*.so"))), None)
     except OSError:
         return None
+
+
+def _precedes(library: Path, source: Path) -> bool:
+    """Tell whether ninja would build again, by the times that it goes by."""
+    try:
+        return library.stat().st_mtime_ns < source.lstat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def _older(library: Path, source: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm120patch import transaction
 from sm120patch.caches import flashinfer, sglang, stock, switch
-from sm120patch.caches.builds import PRISTINE, SHELF, Entry, Kind, Move, inspect, stored
+from sm120patch.caches.builds import PRISTINE, SHELF, UNOWNED, Entry, Kind, Move, inspect, stored
 from sm120patch.caches.stock import Stored
 from sm120patch.errors import BusyError, HostError
 from sm120patch.journal import CacheScope
@@ -146,7 +146,7 @@ def _places(homes: set[Path], environ: Mapping[str, str]) -> tuple[tuple[Kind, P
 def _touched(entry: Entry, scope: CacheScope) -> Touched:
     at, to = switch.key_of(entry, scope, "a"), switch.key_of(entry, scope, "b")
     live = inspect(entry.live, entry)
-    owner = (live.owner or at) if live.built else ""
+    owner = (live.owner or _unmarked(entry, at)) if live.built else ""
     name = {at: "patched", to: "patched", PRISTINE: "upstream", "": "nothing"}
     then = "comes back" if stored(entry, to) else "is built again"
     return Touched(
@@ -155,6 +155,13 @@ def _touched(entry: Entry, scope: CacheScope) -> Touched:
         then="same" if at == to else then,
         moves=switch.moves(entry, scope, "a", "b"),
     )
+
+
+def _unmarked(entry: Entry, at: str) -> str:
+    """Key of a build without our mark: that of what is on disk, unless it is older."""
+    built = [path.stat().st_mtime_ns for path in entry.live.glob("*.so")]
+    written = [path.stat().st_mtime_ns for path in map(entry.file, entry.paths) if path.exists()]
+    return UNOWNED if built and written and min(built) < max(written) else at
 
 
 def _users(places: Iterable[tuple[Kind, Path]]) -> tuple[User, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -103,6 +104,29 @@ def test_a_prebuilt_module_over_patched_sources_is_told(jitplace: JitPlace) -> N
 
 
 # --- a server that runs ---------------------------------------------------------------------------
+
+
+def test_a_build_from_a_copy_of_the_cache_is_not_called_that_of_the_patch(
+    tmp_path: Path, jitplace: JitPlace
+) -> None:
+    library, _worked = jitplace.build()
+    copy = shutil.copytree(library.parent, tmp_path / "backup")
+    jitplace.apply("gates")
+    (module,) = jitplace.done("caches")["touched"]
+    assert module["live"] == "patched", "begun as a copy, with our mark"
+    shutil.rmtree(library.parent)
+    shutil.copytree(copy, library.parent)
+    (module,) = jitplace.done("caches")["touched"]
+    assert module["live"] == "unowned"
+    stale = [f for f in jitplace.run("audit").result["findings"] if f["kind"] == "stale-build"]
+    assert [f["path"] for f in stale] == [str(library.parent)] and ALLREDUCE in stale[0]["detail"]
+    library, worked = jitplace.build()
+    assert worked and NEW in library.read_text()
+    (module,) = jitplace.done("caches")["touched"]
+    assert module["live"] == "patched"
+    found = {f["kind"] for f in jitplace.run("audit").result["findings"]}
+    assert "stale-build" not in found
+
 
 _SERVER = """\
 import mmap, sys, time
