@@ -171,7 +171,7 @@ def entries() -> Iterator[tuple[str, dict[str, Any]]]:
         yield digest, json.loads(text)
 
 
-def catalogue_digest(sets: Iterable[PatchSet]) -> str:
+def edits_digest(sets: Iterable[PatchSet]) -> str:
     """Digest of what decides the index: which payload is for which file of which versions."""
     return digest_of(
         {

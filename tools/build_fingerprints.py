@@ -157,7 +157,7 @@ def build(
             builder.add(target, path, version, data, edits.get(path, []))
         say(f"{target} {version}: {len(builder.contents)} contents")
     head = {
-        "catalogue": fingerprints.catalogue_digest(loaded.sets.values()),
+        "catalogue": fingerprints.edits_digest(loaded.sets.values()),
         "contents": len(builder.contents),
         "engine": engine_digest(),
         "releases": {t: len(v) for t, v in releases.items()},
