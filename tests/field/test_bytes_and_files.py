@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_bad_disks import read_only
 from tests.support import catalogue as small
 from tests.support.catalogue import A_TEXT, A
+from tests.support.disks import read_only
 from tests.support.field import EDITED, LINES, Field
 from tests.support.place import A_WITH_ONE, Checkout, Place, refused
 

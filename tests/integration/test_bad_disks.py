@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from sm120patch.store import StateDirectory
 from tests.support.catalogue import A_TEXT, KERNEL, KERNEL_TEXT, A
 from tests.support.command import Ran, run_after
+from tests.support.disks import quietly, read_only
 from tests.support.place import (
     Place,
     checked,
@@ -22,36 +21,6 @@ from tests.support.place import (
 )
 
 # --- disks -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def read_only(directory: Path) -> Iterator[None]:
-    """Make a directory tree unwritable, for root as well, or skip."""
-    if os.geteuid() != 0:
-        folders = [directory, *(p for p in directory.rglob("*") if p.is_dir())]
-        modes = {folder: folder.stat().st_mode for folder in folders}
-        for folder in folders:
-            folder.chmod(0o555)
-        try:
-            yield
-        finally:
-            for folder, mode in modes.items():
-                folder.chmod(mode)
-        return
-    if not quietly("mount", "--bind", directory, directory):
-        pytest.skip("root may not mount here, and nothing else keeps root from writing")
-    try:
-        if not quietly("mount", "-o", "remount,ro,bind", directory):
-            pytest.skip("a bind mount cannot be made read-only here")
-        yield
-    finally:
-        assert quietly("umount", directory)
-
-
-def quietly(*words: str | Path) -> bool:
-    if shutil.which(str(words[0])) is None:
-        return False
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def test_a_read_only_environment_can_be_looked_at_and_is_not_half_patched(place: Place) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_bad_disks import read_only
 from tests.support.catalogue import A, write_environment
 from tests.support.command import CHECKOUT, run
+from tests.support.disks import read_only
 from tests.support.environments import real_environment
 from tests.support.place import Place
 from tests.support.wheels import PAIRS

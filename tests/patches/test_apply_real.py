@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.patches import gates
-from tests.patches.test_payloads import (
+from tests.patches.lines import (
     AUTO_ENABLE,
     JIT_ARCH_LIST,
     LINES,
@@ -24,11 +24,10 @@ from tests.patches.test_payloads import (
     PREFLIGHT,
     RUNTIME_GATE,
     line_edits,
-    published,
 )
 from tests.support.command import Ran, run
 from tests.support.environments import real_environment
-from tests.support.wheels import PAIRS
+from tests.support.wheels import PAIRS, shipped
 
 pytestmark = pytest.mark.network
 
@@ -124,7 +123,7 @@ class Real:
     def before(self, path: str) -> bytes:
         """What upstream published under that path."""
         package = "sglang" if path.startswith("sglang/") else "flashinfer-python"
-        return published(path, self.versions[package])
+        return shipped(path, self.versions[package])
 
     def litter(self) -> list[str]:
         return [str(path) for path in self.prefix.rglob("*") if LITTER.search(path.name)]
@@ -249,10 +248,10 @@ def test_an_optional_change_alone_leaves_the_other_optional_gate_closed(tmp_path
 
 def test_the_gate_that_one_pair_leaves_closed_is_off_its_path() -> None:
     """0.6.11.post1 still has FI.A4-M1 in its source, but its workspace does not come through it."""
-    assert gates.judge("FI.A4-M1", published(gates.MNNVL, PAIRS["0.5.12.post1"])) == gates.CLOSED
+    assert gates.judge("FI.A4-M1", shipped(gates.MNNVL, PAIRS["0.5.12.post1"])) == gates.CLOSED
     built = {}
     for sglang in ("0.5.10.post1", "0.5.12.post1"):
-        tree = ast.parse(published("flashinfer/comm/trtllm_ar.py", PAIRS[sglang]))
+        tree = ast.parse(shipped("flashinfer/comm/trtllm_ar.py", PAIRS[sglang]))
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
         built[sglang] = [n for n in calls if ast.unparse(n.func) == "SymmDeviceMemory"]
     assert built["0.5.10.post1"] and not built["0.5.12.post1"]

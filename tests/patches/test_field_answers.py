@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.patches.test_payloads import published
 from tests.support.command import run
 from tests.support.environments import create_venv, install_fake, tree_digest
-from tests.support.wheels import wheel
+from tests.support.wheels import shipped, wheel
 
 # --- what the packages say -----------------------------------------------------------------------
 
@@ -23,7 +22,7 @@ def names(distribution: str, version: str) -> set[str]:
 
 def moe_config(version: str, directory: str) -> str:
     path = f"sglang/srt/layers/moe/{directory}/fused_moe_triton_config.py"
-    return published(path, version).decode()
+    return shipped(path, version).decode()
 
 
 @pytest.mark.network
@@ -31,9 +30,9 @@ def moe_config(version: str, directory: str) -> str:
 def test_the_pcie_all_reduce_is_in_sglang_before_flashinfer_has_its_kernels() -> None:
     switch = b"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE = EnvBool(False)"
     environ = "sglang/srt/environ.py"
-    assert switch not in published(environ, "0.5.20")
-    assert switch in published(environ, "0.5.21")
-    adapter = published(
+    assert switch not in shipped(environ, "0.5.20")
+    assert switch in shipped(environ, "0.5.21")
+    adapter = shipped(
         "sglang/srt/distributed/device_communicators/pcie_ipc_ar.py", "0.5.21"
     ).decode()
     assert "from flashinfer.comm import PcieIpcAllReduceWorkspace" in adapter
@@ -70,7 +69,7 @@ QSA = "sglang/srt/layers/attention/qwen_sparse_attn_backend.py"
 @pytest.mark.network
 @pytest.mark.parametrize("version", [pytest.param("0.5.20", marks=pytest.mark.slow), "0.5.23"])
 def test_sglang_keeps_sm121_out_of_sparse_decode_and_has_a_kernel_for_it(version: str) -> None:
-    text = published(QSA, version).decode()
+    text = shipped(QSA, version).decode()
     assert "if not (is_sm100_supported() or is_sm120()):" in text
     assert "Do not widen it" in text
     assert "return qwen38_qsa_sm121_varlen" in text
@@ -89,15 +88,15 @@ LAUNCHER = "flashinfer/data/csrc/trtllm_fused_moe_kernel_launcher.cu"
 @pytest.mark.slow
 def test_flashinfer_opened_its_moe_gates_and_has_no_kernels_behind_them() -> None:
     check = b"TVM_FFI_ICHECK_EQ(major, 10)"
-    assert check in published(LAUNCHER, "0.6.6")
-    assert b"major == 10 || major == 12" in published(LAUNCHER, "0.6.7")
-    assert check not in published(LAUNCHER, "0.6.17")
-    elsewhere = published(LAUNCHER, "0.6.18")
+    assert check in shipped(LAUNCHER, "0.6.6")
+    assert b"major == 10 || major == 12" in shipped(LAUNCHER, "0.6.7")
+    assert check not in shipped(LAUNCHER, "0.6.17")
+    elsewhere = shipped(LAUNCHER, "0.6.18")
     assert elsewhere.count(check) == 1
     assert check + b' << "fused multi-tile routing' in elsewhere
-    runner = published("flashinfer/data/csrc/trtllm_batched_gemm_runner.cu", "0.7.2")
+    runner = shipped("flashinfer/data/csrc/trtllm_batched_gemm_runner.cu", "0.7.2")
     assert b"currently ships cubins for sm100, sm103 and sm107" in runner
-    api = published("flashinfer/fused_moe/api.py", "0.7.2").decode()
+    api = shipped("flashinfer/fused_moe/api.py", "0.7.2").decode()
     assert "_TRTLLM_ROUTED_ARCHS = (100, 103, 107)" in api
     assert "those cubins fail at runtime on SM120/121" in api
 
@@ -210,7 +209,7 @@ CONFIGURER = "srt__layers__deep_gemm_wrapper__configurer"
 @pytest.mark.network
 def test_a_field_set_goes_on_and_comes_off_again(tmp_path: Path) -> None:
     path = "sglang/srt/layers/deep_gemm_wrapper/configurer.py"
-    stock = published(path, "0.5.12.post1")
+    stock = shipped(path, "0.5.12.post1")
     installed = Installed(tmp_path / "env", "0.5.12.post1", "0.6.11.post1", **{CONFIGURER: stock})
     done = installed.run("apply", "ue8m0-off", "--no-verify", "--allow-running")
     assert done.code == 0, done.err

@@ -18,7 +18,8 @@ from sm120patch.model import (
 )
 from tests.patches import field_judges as judges
 from tests.patches.field_judges import GPUS, SM89, SM90, SM100, SM120, SM121, Gpu
-from tests.patches.test_payloads import line_edits, published
+from tests.patches.lines import line_edits
+from tests.support.wheels import shipped
 
 pytestmark = pytest.mark.network
 
@@ -182,7 +183,7 @@ def variant_for(known: Catalogue, set_id: str, change_id: str, version: str) -> 
 def both(known: Catalogue, set_id: str, change_id: str, version: str) -> tuple[bytes, bytes]:
     """The file of a change as published and as patched."""
     variant = variant_for(known, set_id, change_id, version)
-    before = published(variant.path, version)
+    before = shipped(variant.path, version)
     result = catalogue.edit(variant, before)
     assert isinstance(result, Changed), result
     return before, result.data
@@ -235,7 +236,7 @@ def test_by_content_alone_a_payload_keeps_out_of_other_releases(
     known: Catalogue, set_id: str, change_id: str, last: str, then: str, outcome: type
 ) -> None:
     variant = variant_for(known, set_id, change_id, last)
-    assert isinstance(catalogue.edit(variant, published(variant.path, then)), outcome)
+    assert isinstance(catalogue.edit(variant, shipped(variant.path, then)), outcome)
 
 
 @pytest.mark.slow
@@ -248,7 +249,7 @@ def test_files_that_moved_are_not_where_the_variant_of_the_release_before_looks(
         ("fp8-moe-smem", "default-config", "0.5.10.post1", "0.5.11"),
     ):
         with pytest.raises(AssertionError, match=f"{then} has no"):
-            published(variant_for(known, set_id, change_id, last).path, then)
+            shipped(variant_for(known, set_id, change_id, last).path, then)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_b12x_is_tuned_and_no_other_backend_more_than_before(
 @pytest.mark.parametrize("version", of("inkling-num-stages"))
 def test_inklings_tiles_fit_on_sm12x_and_stay_elsewhere(known: Catalogue, version: str) -> None:
     before, after = both(known, "inkling-num-stages", "num-stages", version)
-    common = published(COMMON, version)
+    common = shipped(COMMON, version)
     assert judges.inkling_tiles(before, common, SM120) == {16: 110592, 128: 98304}
     for gpu in SM12X:
         assert judges.inkling_tiles(after, common, gpu) == {16: 73728, 128: 98304}
@@ -368,8 +369,8 @@ def test_inklings_tiles_fit_on_sm12x_and_stay_elsewhere(known: Catalogue, versio
 
 @pytest.mark.parametrize("version", releases("0.5.18*", "0.5.23"))
 def test_upstream_has_inkling_right_on_sm121_alone(version: str) -> None:
-    data = published("sglang/kernels/ops/moe/inkling_moe.py", version)
-    common = published(COMMON, version)
+    data = shipped("sglang/kernels/ops/moe/inkling_moe.py", version)
+    common = shipped(COMMON, version)
     assert judges.inkling_tiles(data, common, SM121)[16] == 73728
     assert judges.inkling_tiles(data, common, SM120)[16] == 110592
 
@@ -399,7 +400,7 @@ def test_fp8_defaults_fit_where_there_is_little_and_stay_elsewhere(
 def test_upstream_falls_back_to_the_same_tile(known: Catalogue, version: str) -> None:
     path = variant_for(known, "fp8-moe-smem", "default-config", "0.5.13").path
     _, ours = both(known, "fp8-moe-smem", "default-config", "0.5.13.post1")
-    theirs = published(path, version)
+    theirs = shipped(path, version)
     for tokens in TOKENS:
         config = judges.fp8_default(theirs, SM120, tokens)
         assert judges.shared_bytes(config, 1) <= SM120.shared_memory
@@ -414,7 +415,7 @@ REGISTRY = "sglang/srt/layers/attention/attention_registry.py"
 @pytest.mark.parametrize("version", of("gdn-backend-assert"))
 def test_gdn_models_start_with_flashinfer_on_sm12x_only(known: Catalogue, version: str) -> None:
     before, after = both(known, "gdn-backend-assert", "flashinfer", version)
-    common = published(COMMON, version)
+    common = shipped(COMMON, version)
 
     def admits(data: bytes, gpu: Gpu, backend: str) -> bool:
         return judges.gdn_admits(data, common, gpu, backend)
@@ -428,7 +429,7 @@ def test_gdn_models_start_with_flashinfer_on_sm12x_only(known: Catalogue, versio
 
 @pytest.mark.parametrize("version", releases("0.5.4.post1", "0.5.10rc0", "0.5.10.post1*"))
 def test_the_neighbours_admit_flashinfer_for_gdn_models(version: str) -> None:
-    data, common = published(REGISTRY, version), published(COMMON, version)
+    data, common = shipped(REGISTRY, version), shipped(COMMON, version)
     assert all(judges.gdn_admits(data, common, gpu, "flashinfer") for gpu in SM12X)
 
 
@@ -445,7 +446,7 @@ def test_jit_kernels_are_compiled_for_the_exact_architecture(
 
 @pytest.mark.slow
 def test_upstream_compiles_for_the_family_or_the_exact_architecture() -> None:
-    data = published("sglang/jit_kernel/utils/arch.py", "0.5.16")
+    data = shipped("sglang/jit_kernel/utils/arch.py", "0.5.16")
     assert [judges.jit_target(data, gpu) for gpu in SM12X] == ["12.0f", "12.1a"]
 
 
@@ -455,7 +456,7 @@ CONFIGURER = "sglang/srt/layers/deep_gemm_wrapper/configurer.py"
 @pytest.mark.parametrize("version", of("ue8m0-off"))
 def test_scales_are_no_longer_ue8m0_on_sm12x(known: Catalogue, version: str) -> None:
     before, after = both(known, "ue8m0-off", "scale-format", version)
-    common = published(COMMON, version)
+    common = shipped(COMMON, version)
 
     def flags(data: bytes, *, deep_gemm: bool = True) -> list[bool]:
         return [judges.scales_are_ue8m0(data, common, g, deep_gemm=deep_gemm) for g in GPUS]
@@ -480,7 +481,7 @@ def test_scales_are_no_longer_ue8m0_on_sm12x(known: Catalogue, version: str) -> 
 def test_what_upstream_decides_about_scales_outside_the_window(
     version: str, on_sm120: bool
 ) -> None:
-    data, common = published(CONFIGURER, version), published(COMMON, version)
+    data, common = shipped(CONFIGURER, version), shipped(COMMON, version)
     assert judges.scales_are_ue8m0(data, common, SM120) is on_sm120
     assert judges.scales_are_ue8m0(data, common, SM100)
 
@@ -494,7 +495,7 @@ MODELS = (
 @pytest.mark.parametrize("version", of("allreduce-autoenable-off"))
 def test_the_fusion_is_not_switched_on_by_itself_on_sm12x(known: Catalogue, version: str) -> None:
     before, after = both(known, "allreduce-autoenable-off", "auto-enable", version)
-    common = published(COMMON, version)
+    common = shipped(COMMON, version)
 
     def models(data: bytes, gpu: Gpu) -> set[str]:
         return {m for m in MODELS if judges.fuses_by_itself(data, common, gpu, m)}
@@ -510,7 +511,7 @@ def test_the_fusion_is_not_switched_on_by_itself_on_sm12x(known: Catalogue, vers
 
 @pytest.mark.parametrize("version", releases("0.5.4.post1", "0.5.8*"))
 def test_the_neighbours_leave_the_fusion_off_on_sm12x(version: str) -> None:
-    data, common = published(SERVER_ARGS, version), published(COMMON, version)
+    data, common = shipped(SERVER_ARGS, version), shipped(COMMON, version)
     assert not any(judges.fuses_by_itself(data, common, SM120, m) for m in MODELS)
     assert judges.fuses_by_itself(data, common, SM100, "GptOssForCausalLM")
 
@@ -525,7 +526,7 @@ def test_sm121_belongs_to_the_family(known: Catalogue, version: str) -> None:
 
 @pytest.mark.parametrize("version", releases("0.6.11", "0.6.12*"))
 def test_upstream_counts_sm121_into_the_family(version: str) -> None:
-    data = published("flashinfer/utils.py", version)
+    data = shipped("flashinfer/utils.py", version)
     assert [judges.in_family(data, gpu) for gpu in SM12X] == [True, True]
 
 
@@ -551,7 +552,7 @@ def test_the_judge_sees_a_gdn_gate_without_its_import_or_wide_open(
     known: Catalogue, undo: bytes, by: bytes
 ) -> None:
     data = half(known, "gdn-backend-assert", "flashinfer", "0.5.9", undo, by)
-    common = published(COMMON, "0.5.9")
+    common = shipped(COMMON, "0.5.9")
     if undo.startswith(b","):
         with pytest.raises(NameError):
             judges.gdn_admits(data, common, SM120, "flashinfer")
@@ -563,13 +564,13 @@ def test_the_judge_sees_a_flag_without_its_import(known: Catalogue) -> None:
     undo = b"    is_sm120_supported,\n"
     data = half(known, "ue8m0-off", "scale-format", "0.5.12.post1", undo)
     with pytest.raises(NameError):
-        judges.scales_are_ue8m0(data, published(COMMON, "0.5.12.post1"), SM120)
+        judges.scales_are_ue8m0(data, shipped(COMMON, "0.5.12.post1"), SM120)
 
 
 def test_the_judge_sees_stages_without_their_import(known: Catalogue) -> None:
     data = half(known, "inkling-num-stages", "num-stages", "0.5.18", b"is_sm120_supported, ")
     with pytest.raises(NameError):
-        judges.inkling_tiles(data, published(COMMON, "0.5.18"), SM120)
+        judges.inkling_tiles(data, shipped(COMMON, "0.5.18"), SM120)
 
 
 def test_the_judge_sees_a_default_without_its_helper(known: Catalogue) -> None:

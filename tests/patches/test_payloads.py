@@ -39,7 +39,7 @@ from tests.patches.lines import (
     RUNTIME_GATE_SM100,
     line_edits,
 )
-from tests.support import wheels
+from tests.support.wheels import shipped
 
 pytestmark = pytest.mark.network
 
@@ -85,13 +85,6 @@ PLACE = {payload: (gate, path, versions[0]) for payload, gate, path, versions, _
 """Payload -> gate, file and one release of it."""
 
 
-def published(path: str, version: str) -> bytes:
-    distribution = "sglang" if path.startswith("sglang/") else "flashinfer-python"
-    data = wheels.published(distribution, version, path)
-    assert data is not None, f"{distribution} {version} has no {path}"
-    return data
-
-
 def run(payload: str, data: bytes) -> Changed | Unchanged | Refused:
     return codemod.run((PATCHES / payload).read_bytes(), payload, data)
 
@@ -114,7 +107,7 @@ def cases() -> Iterator[Any]:
 def test_payload_opens_its_gate_and_changes_nothing_else(
     payload: str, gate: str, path: str, version: str
 ) -> None:
-    before = published(path, version)
+    before = shipped(path, version)
     assert gates.GATES[gate][1](before) == gates.CLOSED
     after = patched(payload, before)
     assert gates.GATES[gate][1](after) == gates.OPEN
@@ -144,7 +137,7 @@ def test_payload_opens_its_gate_and_changes_nothing_else(
 def test_a_release_without_the_gate_is_refused(
     payload: str, path: str, version: str, reason: str
 ) -> None:
-    result = run(payload, published(path, version))
+    result = run(payload, shipped(path, version))
     assert isinstance(result, Refused)
     assert reason in result.reason
 
@@ -153,29 +146,29 @@ def test_a_release_without_the_gate_is_refused(
     ("payload", "path"), [(JIT_ARCH_LIST, gates.JIT_COMM), (MULTICAST, gates.MNNVL)]
 )
 def test_what_upstream_lifted_is_left_alone(payload: str, path: str) -> None:
-    data = published(path, "0.6.17")
+    data = shipped(path, "0.6.17")
     assert isinstance(run(payload, data), Unchanged)
 
 
 @pytest.mark.parametrize("version", ["0.5.4", "0.5.7", *SGLANG])
 def test_helper_exists_where_the_payloads_import_it_from(version: str) -> None:
     # SG.H1: the payloads import `is_sm120_supported` but never define it
-    assert gates.judge("SG.H1", published("sglang/srt/utils/common.py", version)) == gates.OPEN
-    package = published("sglang/srt/utils/__init__.py", version)
+    assert gates.judge("SG.H1", shipped("sglang/srt/utils/common.py", version)) == gates.OPEN
+    package = shipped("sglang/srt/utils/__init__.py", version)
     assert b"from sglang.srt.utils.common import *" in package
 
 
 def test_the_helper_is_exported_where_the_patch_puts_it() -> None:
     # up to 0.5.3rc0 the gates import it from its own module
-    package = published("sglang/srt/utils/__init__.py", "0.5.3")
+    package = shipped("sglang/srt/utils/__init__.py", "0.5.3")
     assert b"from .common import *" in package
-    assert b"__all__" not in published(NEW, "0.5.3")
+    assert b"__all__" not in shipped(NEW, "0.5.3")
     for version, path, module in (
         ("0.5.0rc0", OLD, "layers.utils"),
         ("0.5.1.post3", MIDDLE, "utils"),
     ):
-        assert b"def is_sm100_supported(" in published(path, version)
-        gate = ast.parse(published(gates.COMMUNICATOR, version))
+        assert b"def is_sm100_supported(" in shipped(path, version)
+        gate = ast.parse(shipped(gates.COMMUNICATOR, version))
         imports = [n for n in gate.body if isinstance(n, ast.ImportFrom)]
         (found,) = [n for n in imports if "is_sm100_supported" in [a.name for a in n.names]]
         assert found.module == f"sglang.srt.{module}"
@@ -199,7 +192,7 @@ ON_CUDA = {"is_cuda_alike": lambda: True}
 
 @pytest.mark.parametrize(("path", "version"), [(OLD, "0.5.0rc0"), (NEW, "0.5.3")])
 def test_the_helper_says_yes_on_sm120_alone(path: str, version: str) -> None:
-    after = patched(CAPABILITY_HELPER, published(path, version))
+    after = patched(CAPABILITY_HELPER, shipped(path, version))
     assert numbers(after, (12, 0), "12.9") == [False, False, True]
     assert numbers(after, (12, 0), "12.6") == [False, False, False]
     assert numbers(after, (10, 0), "12.9") == [False, True, False]
@@ -209,7 +202,7 @@ def test_the_helper_says_yes_on_sm120_alone(path: str, version: str) -> None:
 @pytest.mark.parametrize("payload", [RUNTIME_GATE, PREFLIGHT, MULTICAST, AUTOTUNE_LIST])
 def test_windows_line_ends_survive_on_real_files(payload: str) -> None:
     gate, path, version = PLACE[payload]
-    before = published(path, version)
+    before = shipped(path, version)
     crlf = b"\xef\xbb\xbf" + before.replace(b"\n", b"\r\n")
     assert patched(payload, crlf) == b"\xef\xbb\xbf" + patched(payload, before).replace(
         b"\n", b"\r\n"
@@ -230,7 +223,7 @@ def test_windows_line_ends_survive_on_real_files(payload: str) -> None:
 )  # fmt: skip
 def test_a_half_patched_file_is_not_open_and_not_finished_by_us(payload: str) -> None:
     gate, path, version = PLACE[payload]
-    before = published(path, version)
+    before = shipped(path, version)
     whole = patched(payload, before)
     for half in halves(payload, whole):
         assert gates.judge(gate, half) == gates.CLOSED
@@ -298,13 +291,13 @@ def halves(payload: str, whole: bytes) -> list[bytes]:
 
 
 def test_the_judge_knows_a_gate_that_is_wide_open_from_one_open_to_sm120() -> None:
-    data = published(gates.COMMUNICATOR, "0.5.12.post1")
+    data = shipped(gates.COMMUNICATOR, "0.5.12.post1")
     wide = data.replace(b"(_is_sm90_supported or _is_sm100_supported)", b"True")
     assert gates.judge("SG.A1", wide) == gates.ABSENT
 
 
 def test_the_judge_sees_an_arch_list_lifted_for_the_wrong_module() -> None:
-    data = published(gates.JIT_COMM, "0.6.12")
+    data = shipped(gates.JIT_COMM, "0.6.12")
     everywhere = data.replace(b"[9, 10]", b"[9, 10, 12]")
     assert gates.judge("FI.A2", everywhere) == gates.CLOSED
 
@@ -344,7 +337,7 @@ def sizes(data: bytes, fake: Any) -> list[int]:
 
 
 def test_preflight_sizes_are_as_before_with_multicast_and_known_without() -> None:
-    before = published(gates.COMM_FUSION, "0.5.12.post1")
+    before = shipped(gates.COMM_FUSION, "0.5.12.post1")
     after = patched(PREFLIGHT, before)
     assert sizes(after, driver(multicast=True)) == sizes(before, driver(multicast=True))
     with pytest.raises(RuntimeError, match="cuMulticastGetGranularity failed"):
@@ -355,7 +348,7 @@ def test_preflight_sizes_are_as_before_with_multicast_and_known_without() -> Non
 
 
 def test_preflight_still_refuses_other_driver_errors() -> None:
-    after = patched(PREFLIGHT, published(gates.COMM_FUSION, "0.5.12.post1"))
+    after = patched(PREFLIGHT, shipped(gates.COMM_FUSION, "0.5.12.post1"))
     with pytest.raises(RuntimeError, match="cuMulticastGetGranularity failed"):
         sizes(after, driver(multicast=True, granularity_error="DENIED"))
     with pytest.raises(RuntimeError, match="cuDeviceGetAttribute failed"):
@@ -375,7 +368,7 @@ def resolve(data: bytes, supported: str, backend: str, nodes: int = 1) -> str:
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.18"])
 def test_resolver_lets_sm120_use_trtllm_on_one_node_only(version: str) -> None:
-    before = published(gates.COMM_FUSION, version)
+    before = shipped(gates.COMM_FUSION, version)
     after = patched(RESOLVER, before)
     for sm in ("sm90", "sm100"):
         for backend in ("auto", "trtllm", "mnnvl"):
@@ -435,7 +428,7 @@ def allocate(data: bytes, *, multicast: bool, enable: bool) -> tuple[Any, Any]:
 @pytest.mark.usefixtures("cuda_modules")
 @pytest.mark.parametrize("version", ["0.6.7.post3", "0.6.8.post1"])
 def test_symmetric_memory_needs_multicast_only_where_it_is_used(version: str) -> None:
-    before = published(gates.MNNVL, version)
+    before = shipped(gates.MNNVL, version)
     after = patched(MULTICAST, before)
     for data, enable in ((before, False), (before, True), (after, True)):
         with pytest.raises(RuntimeError, match="does not support multicasting"):
@@ -449,7 +442,7 @@ def test_symmetric_memory_needs_multicast_only_where_it_is_used(version: str) ->
 
 @pytest.mark.usefixtures("cuda_modules")
 def test_symmetric_memory_with_multicast_makes_the_same_driver_calls_as_before() -> None:
-    before = published(gates.MNNVL, "0.6.8.post1")
+    before = shipped(gates.MNNVL, "0.6.8.post1")
     calls = [
         [name for name, _, _ in allocate(data, multicast=True, enable=True)[1].mock_calls]
         for data in (before, patched(MULTICAST, before))
@@ -461,7 +454,7 @@ def test_symmetric_memory_with_multicast_makes_the_same_driver_calls_as_before()
 @pytest.mark.parametrize("version", FLASHINFER[:6])
 def test_sglangs_workspace_asks_for_no_multicast(version: str) -> None:
     # the reason why FI.A4-M1 is enough: the caller on SGLang's path says so itself
-    tree = ast.parse(published("flashinfer/comm/trtllm_ar.py", version))
+    tree = ast.parse(shipped("flashinfer/comm/trtllm_ar.py", version))
     (create,) = gates.functions(tree, "trtllm_create_ipc_workspace_for_all_reduce_fusion")
     calls = [n for n in ast.walk(create) if isinstance(n, ast.Call)]
     (memory,) = [n for n in calls if ast.unparse(n.func) == "SymmDeviceMemory"]
@@ -470,7 +463,7 @@ def test_sglangs_workspace_asks_for_no_multicast(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["0.5.8", "0.5.12.post1", "0.5.18"])
 def test_other_uses_of_the_sm100_variable_stay(version: str) -> None:
-    before = published(gates.COMMUNICATOR, version)
+    before = shipped(gates.COMMUNICATOR, version)
     after = patched(RUNTIME_GATE, before)
 
     def uses(data: bytes) -> list[bytes]:

@@ -83,6 +83,14 @@ def published(distribution: str, version: str, path: str) -> bytes | None:
         return archive.read(path) if path in archive.NameToInfo else None
 
 
+def shipped(path: str, version: str) -> bytes:
+    """Content of a file of SGLang or FlashInfer that the release must have."""
+    distribution = "sglang" if path.startswith("sglang/") else "flashinfer-python"
+    data = published(distribution, version, path)
+    assert data is not None, f"{distribution} {version} has no {path}"
+    return data
+
+
 def _only_as_sdist(version: str) -> bool:
     from packaging.version import Version
 

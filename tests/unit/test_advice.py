@@ -19,7 +19,7 @@ from sm120patch.planner import Request
 from sm120patch.variants import advice_for, advice_hint
 from tests.support.catalogue import write_catalogue, write_environment
 from tests.support.command import run
-from tests.unit.test_planner import plan, refusal, snapshot
+from tests.support.planning import plan, refusal, snapshot
 
 ANSWER = """
 schema = 1

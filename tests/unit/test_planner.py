@@ -22,50 +22,14 @@ from sm120patch.plan import (
     Plan,
     Role,
 )
-from sm120patch.planner import Refusal, Request, make_plan, wanted_files
+from sm120patch.planner import Request, wanted_files
 from tests.support.catalogue import KERNEL, TEXTS, A, B, write_catalogue
+from tests.support.planning import plan, refusal, snapshot
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     return catalogues.load(write_catalogue(tmp_path_factory.mktemp("catalogue")))
-
-
-def snapshot(
-    contents: dict[str, bytes] | None = None,
-    *,
-    version: str = "1.0",
-    capability: str | None = "12.0",
-    obstacles: dict[str, Obstacle] | None = None,
-) -> Snapshot:
-    found = {path: text.encode() for path, text in TEXTS.items()} | (contents or {})
-    targets: dict[str, dict[str, FileSnapshot]] = {"sglang": {}, "flashinfer-python": {}}
-    for path, data in found.items():
-        target = "sglang" if path.startswith("sglang") else "flashinfer-python"
-        pristine = TEXTS[path].encode()
-        targets[target][path] = FileSnapshot(
-            path, data, sha256_hex(data), 0o644, 1, 1, sha256_hex(pristine), pristine,
-            (obstacles or {}).get(path),
-        )  # fmt: skip
-    return Snapshot(
-        "/env",
-        {n: TargetSnapshot(n, version, "/env/site", "wheel", f) for n, f in targets.items()},
-        compute_capability=capability,
-    )
-
-
-def plan(known: Catalogue, request: Request, at: Snapshot, past: History | None = None) -> Plan:
-    result = make_plan(known, at, past or History(), request)
-    assert isinstance(result, Plan), result
-    return result
-
-
-def refusal(
-    known: Catalogue, request: Request, at: Snapshot, past: History | None = None
-) -> Refusal:
-    result = make_plan(known, at, past or History(), request)
-    assert isinstance(result, Refusal), result
-    return result
 
 
 def carried_out(

@@ -14,7 +14,7 @@ from sm120patch.plan import History, Plan
 from sm120patch.planner import Refusal, Request, make_plan
 from tests.support.catalogue import write_catalogue
 from tests.support.place import Place
-from tests.unit.test_planner import snapshot
+from tests.support.planning import snapshot
 
 COPY = "1.0+rehearsal.sm90"
 
