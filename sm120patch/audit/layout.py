@@ -103,15 +103,7 @@ def _copy(
     tree: Tree, target: str, package: str, listed: dict[str, list[str]], first: str | None
 ) -> Copy | str | None:
     metadata = list(_metadata(target, listed))
-    roots = [
-        directory
-        for directory, names in listed.items()
-        if package in names and tree.is_file(f"{directory}/{package}/__init__.py")
-    ]
-    for entry in metadata:
-        roots += [r for r in _editable_roots(tree, entry, package, listed) if r not in roots]
-    if first is not None and tree.is_file(f"{first}/{package}/__init__.py"):
-        roots = [first, *(root for root in roots if root != first)]
+    roots = _roots(tree, package, listed, first, metadata)
     if not roots:
         if not metadata:
             return None
@@ -143,6 +135,26 @@ def _copy(
         others=tuple(f"{r}/{package}" for r in roots if tree.resolved(f"{r}/{package}") != own),
         other_metadata=tuple(m for m in metadata if m != chosen),
     )
+
+
+def _roots(
+    tree: Tree,
+    package: str,
+    listed: dict[str, list[str]],
+    first: str | None,
+    metadata: Sequence[str],
+) -> list[str]:
+    """Directories that hold the package, that from which it is imported first."""
+    roots = [
+        directory
+        for directory, names in listed.items()
+        if package in names and tree.is_file(f"{directory}/{package}/__init__.py")
+    ]
+    for entry in metadata:
+        roots += [r for r in _editable_roots(tree, entry, package, listed) if r not in roots]
+    if first is not None and tree.is_file(f"{first}/{package}/__init__.py"):
+        roots = [first, *(root for root in roots if root != first)]
+    return roots
 
 
 def _metadata(target: str, listed: dict[str, list[str]]) -> Iterator[str]:

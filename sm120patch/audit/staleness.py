@@ -7,6 +7,7 @@ is put back with its old time leaves the other content's code in use.
 import _imp
 import os
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,9 +175,7 @@ def build_findings(
     ours = {f.path for f in package.files if f.state is FileState.OURS}
     root = Path(package.root)
 
-    def patterns() -> tuple[str, ...]:
-        return flashinfer.expected_modules(root, changed)
-
+    patterns = partial(flashinfer.expected_modules, root, changed)
     for trap in flashinfer.traps(root, [Path(p) for p in path], patterns, {}):
         yield Finding(Kind.STALE_BUILD, TARGET, "-", trap)
     version = flashinfer.cache_version(root, package.version)

@@ -126,8 +126,7 @@ def apply(
         return _report(output, site, changing.Change(plan, "nothing"))
     if owed and chosen is None:
         raise profiles.missing(Path.cwd(), stageable=True)
-    again = before if owed and before is not None and before.same_profile else None
-    doubt = _doubt(known, again)
+    doubt = _doubt(known, before if owed else None)
     if doubt is not None and not (yes or _confirmed(output)):
         raise doubt
     output.talk(plan_text(plan, diffs=False))

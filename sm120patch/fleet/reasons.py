@@ -124,11 +124,8 @@ def _of_troubles(one: NodeFacts, other: NodeFacts) -> Iterator[Reason]:
             if key in seen[1 - index]:
                 continue
             rank, why = _HEAVY.get(key[0], (50, ""))
-            shown = ["-", "-"]
-            shown[index] = f"{key[2]}: {seen[index][key].detail}"
-            yield Reason(
-                rank, key[0], (shown[0], shown[1]), slower=node.name if why else "", why=why
-            )
+            values = _of_one(index, f"{key[2]}: {seen[index][key].detail}")
+            yield Reason(rank, key[0], values, slower=node.name if why else "", why=why)
 
 
 def _of_caches(
@@ -149,9 +146,12 @@ def _of_caches(
     notes = [set(d.cache_notes) for d in (mine, theirs)]
     for index, node in enumerate((one, other)):
         for note in sorted(notes[index] - notes[1 - index]):
-            shown = ["-", "-"]
-            shown[index] = note
-            yield Reason(9, "caches", (shown[0], shown[1]), slower=node.name)
+            yield Reason(9, "caches", _of_one(index, note), slower=node.name)
+
+
+def _of_one(index: int, words: str) -> tuple[str, str]:
+    """Words that one of the two nodes has, and the other has nothing for."""
+    return ("-", words) if index else (words, "-")
 
 
 _FIGURES: Mapping[str, tuple[str, str, float]] = {
@@ -228,7 +228,7 @@ def _of_flags(mine: Details, theirs: Details) -> Iterator[Reason]:
     flags = [set(found.idle_flags) for found in (mine, theirs)]
     for index in range(2):
         for flag in sorted(flags[index] - flags[1 - index]):
-            yield Reason(35, "flag without effect", (flag, "-") if index == 0 else ("-", flag))
+            yield Reason(35, "flag without effect", _of_one(index, flag))
 
 
 def _of_launch(mine: Measurement | None, theirs: Measurement | None) -> Iterator[Reason]:
