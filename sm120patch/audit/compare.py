@@ -10,7 +10,14 @@ from functools import partial
 from typing import NamedTuple
 
 from sm120patch.audit import gittree, ignored
-from sm120patch.audit.files import UNREADABLE, Digest, Listing, list_named, list_package
+from sm120patch.audit.files import (
+    UNREADABLE,
+    Digest,
+    Listing,
+    is_bytecode,
+    list_named,
+    list_package,
+)
 from sm120patch.audit.gittree import Commit
 from sm120patch.audit.hashing import Hasher
 from sm120patch.audit.layout import Copy
@@ -164,7 +171,10 @@ def _against_wheel(wheel: _Wheel) -> Comparison:
     digests = _digests(means, copy.root, listing, beside, wheel.known)()
     digests.update(wheel.hashed())
     differing = _against_record(table, listing, digests, inside)
-    compared = sum(record.sha256 is not None for record in table.entries.values())
+    compared = sum(
+        record.sha256 is not None and not is_bytecode(path)
+        for path, record in table.entries.items()
+    )
     faults = (*table.faults, *_without_digest(table, inside))
     # What RECORD does wrong has to be said every time: then nothing is repeated from the cache.
     result = None if faults else (compared, differing)
@@ -215,7 +225,7 @@ def _against_record(
     places = {path: index for index, path in enumerate(listing.paths)}
     found = []
     for path, record in table.entries.items():
-        if record.sha256 is None:
+        if record.sha256 is None or is_bytecode(path):
             continue
         index = places.get(path)
         if index is None:
@@ -256,7 +266,7 @@ def _checkout(
     if means.cache is not None and not listing.problems:
         means.cache.write(place, commit.commit, listing, digests, None, started)
     found = _against_commit(means.tree, commit, listing, digests)
-    count = len(commit.blobs)
+    count = sum(not is_bytecode(path) for path in commit.blobs)
     whole = _comparison(commit.origin, listing, digests, asked, found, (), count, commit)
     written = (listing.sign(i)[1] for i, path in enumerate(listing.paths) if path in commit.blobs)
     return whole._replace(newest=max(written, default=0) / 1e9)
@@ -268,6 +278,8 @@ def _against_commit(
     places = {path: index for index, path in enumerate(listing.paths)}
     found = []
     for path, blob in commit.blobs.items():
+        if is_bytecode(path):
+            continue
         index = places.get(path)
         if index is None:
             found.append(Difference(path, "missing", _shipped(tree, commit, blob)))

@@ -93,6 +93,11 @@ class Listing:
         return sum(self.signs[::WIDTH])
 
 
+def is_bytecode(path: str) -> bool:
+    """Tell whether a file is cached bytecode, which Python writes anew whoever shipped it."""
+    return f"/{BYTECODE}/" in path
+
+
 def list_package(tree: Tree, root: str, package: str, named: Collection[str] = ()) -> Listing:
     """List every file of `root`/`package` but cached bytecode in a fixed order.
 

@@ -85,18 +85,23 @@ def _search_path(tree: Tree, sites: Sequence[str]) -> tuple[list[str], list[tupl
         if site not in path:
             path.append(site)
         for pth in tree.matching(site, "", ".pth"):
-            for line in tree.text(pth).splitlines():
-                line = line.strip()
-                if not line or line.startswith("#"):
-                    continue
+            for line in _lines(tree.text(pth)):
                 if line.startswith(("import ", "import\t")):
-                    code.append((pth, line))
+                    code.append((pth, line.strip()))
                     continue
+                line = line.rstrip()
                 directory = line if line.startswith("/") else f"{site}/{line}"
                 directory = directory.rstrip("/")
                 if directory not in path and tree.is_dir(directory):
                     path.append(directory)
     return path, code
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines of a `.pth` file that `site` looks at; they end where `open` has them end."""
+    for line in re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff")):
+        if line.strip() and not line.startswith("#"):
+            yield line
 
 
 def _copy(

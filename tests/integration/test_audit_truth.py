@@ -55,6 +55,26 @@ def test_a_file_that_record_lists_without_a_digest_is_unknown(
     assert B in unknown
 
 
+def test_bytecode_that_was_shipped_is_not_missing(place: Place) -> None:
+    cached = Path(py_compile.compile(str(place.site / B)))
+    line = record_line(cached.relative_to(place.site).as_posix(), cached.read_bytes())
+    record = place.site / "sglang-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text() + line)
+    for mode in ((), ("--quick",), ("--quick",)):
+        assert place.run("audit", *mode).result["findings"] == []
+
+
+def test_bytecode_that_was_committed_is_not_missing(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    py_compile.compile(str(checkout.a))
+    commit(checkout, "with bytecode")
+    assert (
+        "a.cpython"
+        in subprocess.check_output(["git", "-C", checkout.source, "ls-files"], text=True)
+        and checkout.findings() == set()
+    )
+
+
 def test_a_garbled_record_is_told_in_a_few_lines(place: Place) -> None:
     """Eight megabytes of it once took twelve gigabytes of memory, and a finding a line."""
     record = place.site / "sglang-1.0.dist-info" / "RECORD"
@@ -278,6 +298,25 @@ def test_a_set_that_head_has_already_is_not_called_absent(tmp_path: Path) -> Non
 
 
 # --- start-up code ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("# off\rimport mine\r", True),
+        ("\ufeffimport mine\n", True),
+        ("import\tmine", True),
+        ("# a form feed\x0cimport mine\n", False),
+        ("# a separator\u2028import mine\n", False),
+        ("  import mine\n", False),
+    ],
+)
+def test_lines_of_start_up_code_are_those_that_python_sees(
+    place: Place, text: str, runs: bool
+) -> None:
+    (place.site / "mine.pth").write_bytes(text.encode())
+    expected = {("carrier", str(place.site / "mine.pth"))} if runs else set()
+    assert place.findings() == expected
 
 
 @pytest.mark.parametrize("name", ["sitecustomize.pyc", "usercustomize.abi3.so"])
