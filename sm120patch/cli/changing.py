@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli import following
 from sm120patch.cli.common import command_line, note_fault, warn_of_running
 from sm120patch.cli.compiling import ahead_for, compile_options, profile_for
 from sm120patch.cli.options import (
@@ -303,7 +304,7 @@ def _warn_of_orphans(output: Output, site: Site) -> None:
     found = orphans(site)
     if found is not None:
         output.talk(f"warning: {found}")
-        output.talk(f"hint: {found.hint}")
+        output.talk(f"hint: {following.prose(found.hint, output.given)}")
 
 
 def _show_plan(

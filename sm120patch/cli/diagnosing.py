@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sm120patch.cli import following
 from sm120patch.cli.options import (
     PROFILE,
     FiniteRange,
@@ -82,6 +83,8 @@ def _show(output: Output, found: Diagnosis) -> int:
     from sm120patch.host.machine import describe
 
     code = ExitCode.OK if found.clean else ExitCode.FINDINGS
+    topology = found.readings.host.topology
+    text = render.text(found.checks, found.sets, found.flags, found.without, topology)
     output.data(
         {
             "prefix": found.prefix,
@@ -91,9 +94,7 @@ def _show(output: Output, found: Diagnosis) -> int:
             "sets": [render.set_dict(outlook) for outlook in found.sets],
             "flags": [render.flag_dict(flag) for flag in found.flags],
         },
-        render.text(
-            found.checks, found.sets, found.flags, found.without, found.readings.host.topology
-        ),
+        following.prose(text, output.given),
         code,
     )
     return code

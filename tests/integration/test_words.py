@@ -212,3 +212,10 @@ def test_an_environment_that_was_named_and_holds_nothing_is_no_clean_audit(tmp_p
     (finding,) = done.result["findings"]
     assert done.code == 1 and finding["kind"] == "unknown"
     assert finding["detail"] == "it has neither sglang nor flashinfer-python: nothing was compared"
+
+
+def test_commands_in_warnings_name_the_environment_too(host: Host) -> None:
+    stage(host, "fusion")
+    shutil.rmtree(host.prefix / ".sm120patch")
+    where = shlex.join(host.options)
+    assert f"`sm120patch adopt fusion {where}` makes a ledger" in host.text("revert", "--all").err
