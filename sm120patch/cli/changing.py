@@ -257,16 +257,16 @@ def revert(
     note_fault(output, site.catalogue_fault)
     require_settled(site.state)
     names = tuple(site.history().active) if everything else sets
-    if not names:
-        _warn_of_orphans(output, site)
     request = Request("revert", names, cascade=cascade or everything)
     plan = planning.plan_request(site, request, None, expect=expect)
+    left = plan.is_noop and _warn_of_orphans(output, site)
     if dry_run:
         return _show_plan(output, site, plan, None, changing.Demands())
     if not plan.is_noop:
         output.talk(plan_text(plan, diffs=False))
         warn_of_running(output, guarding.processes(site, None, allow=allow_running))
-    return _report(output, site, changing.revert(site, plan, command=command_line()))
+    change = changing.revert(site, plan, command=command_line())
+    return _report(output, site, change, ExitCode.FINDINGS if left else ExitCode.OK)
 
 
 # --- shared ------------------------------------------------------------------------------------
@@ -297,14 +297,15 @@ def _confirmed(output: Output) -> bool:
     return there and click.confirm("measure it here all the same?", err=True)
 
 
-def _warn_of_orphans(output: Output, site: Site) -> None:
-    """With nothing in the ledger there may still be something on disk: then say so."""
+def _warn_of_orphans(output: Output, site: Site) -> bool:
+    """With nothing in the ledger there may still be something on disk: tell, and return whether."""
     from sm120patch.operations.orphans import orphans
 
     found = orphans(site)
     if found is not None:
         output.talk(f"warning: {found}")
         output.talk(f"hint: {following.prose(found.hint, output.given)}")
+    return found is not None
 
 
 def _show_plan(
@@ -349,14 +350,14 @@ def _show_plan(
     return ExitCode.OK
 
 
-def _report(output: Output, site: Site, change: Change) -> int:
-    """Print what holds now, read back from disk and ledger."""
+def _report(output: Output, site: Site, change: Change, otherwise: ExitCode = ExitCode.OK) -> int:
+    """Print what holds now, read back from disk and ledger; `otherwise` is the code of success."""
     from sm120patch.cli.outcome import change_dict, change_text, exit_code, unverified_others
     from sm120patch.operations import inspecting
 
     status = inspecting.status(site)
     concerned = [s for s in status.sets if s.id in change.plan.states]
-    code = exit_code(change)
+    code = exit_code(change) or otherwise
     # Its lines take longer to find than all else that is said here.
     result = change_dict(change, concerned) if output.as_json else {}
     text = change_text(change, concerned, output.given)

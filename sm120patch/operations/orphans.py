@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120patch.audit import byhand
+from sm120patch.claims import claimed_files
 from sm120patch.environment import take_snapshot
 from sm120patch.model import ABSENT, FileSnapshot
 from sm120patch.operations.site import Site
@@ -32,14 +33,14 @@ class Orphans:
 
 def orphans(site: Site) -> Orphans | None:
     """Return what lies on disk of known sets that the ledger does not have, None for nothing."""
-    past = site.history()
+    past, theirs = site.history(), claimed_files(site.environment)
     wanted = byhand.paths_of(site.catalogue, site.versions)
     snapshot = take_snapshot(site.environment, wanted, site.store.get)
     found = {
         (target, path): (file, _labels(site, (target, path), file))
         for target, installed in snapshot.targets.items()
         for path, file in installed.files.items()
-        if (target, path) not in past.files
+        if (target, path) not in past.files and (target, path) not in theirs
     }
     labels = {key: known for key, (_file, known) in found.items() if known}
     if not labels:
