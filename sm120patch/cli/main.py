@@ -140,19 +140,20 @@ def _bug(output: Output, error: Exception) -> int:
     """Write what is needed to mend the bug to a file and name it in one line."""
     import traceback
 
+    from sm120patch.redaction import redact_arguments
     from sm120patch.userdirs import user_directory
 
     text = "".join(
         [
             f"sm120patch {__version__}\npython {sys.version}\nplatform {sys.platform}\n",
-            f"arguments {sys.argv[1:]}\n\n",
+            f"arguments {list(redact_arguments(sys.argv[1:]))}\n\n",
             *traceback.format_exception(error),
         ]
     )
     log = user_directory("XDG_STATE_HOME", os.environ) / f"crash-{os.getpid()}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text)
+        log.write_text(text, encoding="utf-8", errors="backslashreplace")
         where = str(log)
     except OSError:
         output.talk(text)
