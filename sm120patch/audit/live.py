@@ -62,6 +62,19 @@ def in_environment(live: Live, examined: "Examined") -> Iterator[Finding]:
             yield from _in_its_directory(server, copy, name)
 
 
+def untold(live: Live) -> Iterator[Finding]:
+    """Find servers of other users of which this user may not see which environment they run."""
+    from sm120patch.host import proc
+    from sm120patch.host.processes import programs_of
+
+    for server in live.servers:
+        told = server.environ or any(programs_of(server.pid, server.cmdline))
+        if told or proc.read(server.pid, "maps") or not Path(f"/proc/{server.pid}").exists():
+            continue
+        detail = "which environment it runs cannot be told: run the audit as root or as its user"
+        yield Finding(Kind.UNKNOWN, "-", f"pid {server.pid}", detail)
+
+
 def gone_libraries(live: Live, below: Sequence[str]) -> Iterator[Finding]:
     """Find processes that map a library that is not there any more, below one of the places."""
     starts = tuple(f"{place.rstrip('/')}/" for place in below)

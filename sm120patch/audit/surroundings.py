@@ -84,6 +84,7 @@ class Surroundings:
             start = self._environ.get("PWD", "/")
             yield from carriers.in_variables(self._tree, self._environ, here, start)
             if self._live is not None:
+                yield from live.untold(self._live)
                 yield from live.gone_libraries(self._live, self._watched(reports))
 
     def _watched(self, reports: list[EnvironmentReport]) -> list[str]:

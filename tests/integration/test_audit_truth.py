@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from sm120patch.audit import live
 from sm120patch.audit.discovery import Search
+from sm120patch.audit.findings import Kind
 from sm120patch.audit.tree import Tree
 from sm120patch.evidence import Event, Evidence
+from sm120patch.host import proc
 from sm120patch.ledger import open_ledger, read_ledger
 from tests.support.audited import FILES, SED_A, publish, sh
 from tests.support.catalogue import A, B
@@ -499,6 +502,20 @@ def test_a_script_that_patches_and_becomes_the_server_is_not_stale(served: Place
         assert f"pid {pid} " in stale["path"]
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         subprocess.run(["kill", *children], check=True)
+
+
+def test_a_server_that_hides_its_environment_is_unknown(
+    served: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of another user does."""
+    environ = {"PATH": f"{served.prefix}/bin:{os.environ['PATH']}"}
+    with server("python", *SERVE, environ=environ) as pid:
+        seen = [s for s in live.look().servers if s.pid == pid]
+        assert len(seen) == 1 and list(live.untold(live.Live(tuple(seen), ()))) == []
+        hidden = seen[0]._replace(environ={})
+        monkeypatch.setattr(proc, "read", lambda _pid, _name: b"")
+        (finding,) = live.untold(live.Live((hidden,), ()))
+        assert (finding.kind, finding.path) == (Kind.UNKNOWN, f"pid {pid}")
 
 
 def test_a_worker_of_another_program_is_known_by_what_it_maps(served: Place) -> None:
