@@ -4,6 +4,7 @@ Reads disk only. The meaning of keys, markers and the shelf is told in `shelf`.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -267,7 +268,13 @@ def _no_follow(path: str, flags: int) -> int:
 
 def refused(doing: str, path: Path, error: OSError) -> HostError:
     """Build the error for a cache directory that the disk would not let us read or change."""
+    why = error.strerror
+    if why is None and error.args and isinstance(error.args[0], list):
+        why = str(error.args[0][0][-1])  # of a tree that was copied in part: (from, to, why)
+    full = any(os.strerror(code) in (why or "") for code in (errno.ENOSPC, errno.EDQUOT))
     return HostError(
-        f"cannot {doing} {path}: {error.strerror}",
-        hint="run as the owner of the cache, or mend its permissions",
+        f"cannot {doing} {path}: {why or error}",
+        hint="make room on that file system, then repeat"
+        if full
+        else "run as the owner of the cache, or mend its permissions",
     )

@@ -394,6 +394,22 @@ def test_where_rename_cannot_go_the_build_is_copied_with_its_times(
 
 
 @pytest.mark.usefixtures("no_rename")
+def test_a_shelf_without_room_for_a_copy_is_told_as_that(
+    entry: Entry, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, _ = jit.build(entry.workspace, root, "trtllm_comm")
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(HostError, match=r"cannot move .*: .*No space left on device") as caught:
+        shelf.swap(entry, PRISTINE, PATCHED)
+    assert "make room" in (caught.value.hint or "")
+    assert library.exists() and not list(entry.workspace.rglob(".copy-*"))
+
+
+@pytest.mark.usefixtures("no_rename")
 @pytest.mark.parametrize("label", ["copy", "copied"])
 def test_a_copy_broken_off_is_finished_by_repeating_it(entry: Entry, label: str) -> None:
     def stop(reached: str) -> None:
