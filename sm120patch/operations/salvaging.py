@@ -104,8 +104,8 @@ def unexplained(site: Site) -> Unexplained:
             expected, found = difference.expected or "", difference.found or ""
             contents |= {expected, found}
             owned = past.files.get((name, difference.path))
-            ours = {expected, found} <= stored and (owned is None or owned.current_sha256 != found)
-            files += [difference.path] if ours else []
+            said = owned and (owned.version, owned.current_sha256) == (installation.version, found)
+            files += [difference.path] if {expected, found} <= stored and not said else []
     return Unexplained(contents, tuple(sorted(files)))
 
 

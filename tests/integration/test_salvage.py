@@ -473,6 +473,20 @@ def test_an_older_ledger_is_set_aside_on_the_way_back_to_upstream(place: Place) 
     assert place.changed() == set() and place.litter() == []
 
 
+def test_the_ledger_of_another_environment_is_no_dead_end(tmp_path: Path) -> None:
+    """It speaks of the same file and content, and of another version of the package."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here, there = Place(tmp_path / "here", "1.5"), Place(tmp_path / "there")
+    here.stage("kernel")
+    there.stage("kernel")
+    shutil.copy(there.state / "ledger.sqlite3", here.state / "ledger.sqlite3")
+    assert here.run("revert", "--all").code == 5
+    here.done("recover")
+    assert here.done("recover", "--lost-ledger")["restored"] == [KERNEL]
+    assert here.changed() == set() and there.states()["kernel"] == "staged"
+
+
 def test_the_original_of_an_edit_on_top_of_a_patch_is_no_rubbish(place: Place) -> None:
     put_back_an_older_ledger(place, "kernel")
     place.write(KERNEL, KERNEL_OPEN + "// mine\n")
