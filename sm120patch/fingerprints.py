@@ -74,6 +74,12 @@ def recognise(target: str, path: str, sha256: str) -> Known | None:
     return Known(target, path, versions, ())
 
 
+def edit_words(target: str, path: str, sha256: str) -> str:
+    """Say what a file holds that neither upstream nor a ledger answers for."""
+    known = known_as(target, path, sha256)
+    return f"this is {known}" if known else "edited by somebody, and no ledger has it"
+
+
 def known_as(target: str, path: str, sha256: str | None) -> str:
     """Say what a content is, if it is one that somebody published or that the catalogue makes."""
     known = None if sha256 is None else recognise(target, path, sha256)

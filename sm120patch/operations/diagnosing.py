@@ -111,14 +111,7 @@ def _profile(question: Question, environ: Mapping[str, str]) -> Setting | None:
     prefix = str(question.site.environment.prefix) if question.site is not None else "/"
     python = str(question.site.environment.python) if question.site is not None else "python3"
     read = profiles.load(path, python=python, prefix=prefix)
-    env = dict(read.server.env)
-    for name, value in (
-        ("HOME", read.server.home),
-        ("FLASHINFER_WORKSPACE_BASE", read.server.workspace),
-    ):
-        if value is not None:
-            env.setdefault(name, value)
-    return Setting(f"profile {path}", read.server.command, env)
+    return Setting(f"profile {path}", read.server.command, read.server.variables)
 
 
 def _tp(settings: list[Setting]) -> int | None:

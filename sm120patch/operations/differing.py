@@ -241,8 +241,7 @@ def _against_upstream(
     *,
     ours: bool,
 ) -> Edit:
-    known = fingerprints.known_as(installed.target, file.path, file.sha256)
-    detail = f"this is {known}" if known else "edited by somebody, and no ledger has it"
+    detail = fingerprints.edit_words(installed.target, file.path, file.sha256)
     if owned is not None:
         detail = " + ".join(owned.changes) if ours else "edited by something else"
     edit = Edit(installed.target, file.path, ours, detail)

@@ -189,6 +189,5 @@ def _foreign(found: TargetSnapshot, file: FileSnapshot) -> _Look:
         return _Look(State.EDITED, f"{file.path}: upstream did not ship it, and no ledger has it")
     if file.sha256 == file.pristine_sha256:
         return _Look(State.ABSENT)
-    known = fingerprints.known_as(found.target, file.path, file.sha256)
-    said = f"this is {known}" if known else "edited by somebody, and no ledger has it"
+    said = fingerprints.edit_words(found.target, file.path, file.sha256)
     return _Look(State.EDITED, f"{file.path}: {said}")

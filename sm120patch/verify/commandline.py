@@ -67,10 +67,8 @@ def arms(profile: Profile, launch: Launch, base: Launch | None = None) -> Arms:
         _check_external(profile, full)
     command = strip_options(server.command, full.strip)
     unset = tuple(dict.fromkeys([*full.strip_env, *full.env]))
-    env = {name: _fill(value, profile) for name, value in server.env.items() if name not in unset}
-    for name, value in (("HOME", server.home), ("FLASHINFER_WORKSPACE_BASE", server.workspace)):
-        if value is not None:
-            env.setdefault(name, value)
+    kept = {name: value for name, value in server.variables.items() if name not in unset}
+    env = {name: _fill(value, profile) for name, value in kept.items()}
 
     def build(side: Launch) -> ArmCommand:
         words = _expand(command, side.args, side.env, append=not server.external)

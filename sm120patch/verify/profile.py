@@ -94,6 +94,13 @@ class ServerSettings:
         return parts.port or (443 if parts.scheme == "https" else 80)
 
     @property
+    def variables(self) -> dict[str, str]:
+        """Variables of the server, with those that its home and workspace stand for."""
+        implied = {"HOME": self.home, "FLASHINFER_WORKSPACE_BASE": self.workspace}
+        named = {name: value for name, value in implied.items() if value is not None}
+        return {**named, **self.env}
+
+    @property
     def external(self) -> bool:
         """True when somebody else runs the server."""
         return self.mode == "external"
