@@ -24,6 +24,7 @@ OBSTACLES = {
     Obstacle.UNREADABLE: "cannot be read",
 }
 """What stands in place of a file, in words."""
+LOADED_INSTEAD = "Python loads {} in its place"
 IN_PLACE = (Obstacle.SYMLINK, Obstacle.NOT_REGULAR)
 """Something else is there."""
 

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "planner", "catalogue", "manifest", "unified", "codemod", "contents", "diffparse",
         "variants", "versions", "known", "trial", "policy", "state", "evidence", "recorded",
         "redaction", "render", "tables", "_conditions", "_edits", "_scopes", "_slices",
-        "precompiled", "distributions", "authoring", "linting", "fingerprints",
+        "precompiled", "distributions", "authoring", "linting", "fingerprints", "shadowing",
     ),
     ("environment", "host", "store", "ledger", "caches", "disk", "journal", "claims", "signals",
      "signing", "ownership",

@@ -29,7 +29,8 @@ from sm120patch.evidence import Evidence
 from sm120patch.journal import busy_sets
 from sm120patch.model import Obstacle
 from sm120patch.plan import FileKey, OwnedFile
-from sm120patch.state import OBSTACLES
+from sm120patch.shadowing import loaded_instead
+from sm120patch.state import LOADED_INSTEAD, OBSTACLES
 
 if TYPE_CHECKING:
     from sm120patch.published import Shelf
@@ -168,6 +169,7 @@ def _disk(
     kept: Kept,
 ) -> Disk:
     copies = {c.target: c for c in layout.copies}
+    tag = f"cpython-{place.python.replace('.', '')}" if place.python else ""
     owner, elsewhere = _elsewhere(means, place, comparisons)
     # What a change that is under way keeps beside its files is told as that change.
     passing = (
@@ -197,16 +199,19 @@ def _disk(
         elsewhere=elsewhere,
         owner=owner,
         changing=_changing(kept),
-        obstacles=dict(_obstacles(means, copies, kept)),
-        python=place.python,
+        obstacles=dict(_obstacles(means, copies, kept, tag)),
+        tag=tag,
         ledger_lost=_is_lost(kept, comparisons),
     )
 
 
 def _obstacles(
-    means: Means, copies: Mapping[str, Copy], kept: Kept
+    means: Means, copies: Mapping[str, Copy], kept: Kept, tag: str
 ) -> Iterator[tuple[FileKey, str]]:
-    """Find what stands in place of files of the ledger; a link counts wherever it leads."""
+    """Find what stands in place of files of the ledger, or is loaded in place of them.
+
+    A link counts wherever it leads.
+    """
     for target, path in kept.history.files:
         place = f"{copies[target].root}/{path}" if target in copies else ""
         status = means.tree.status(place) if place else None
@@ -217,6 +222,12 @@ def _obstacles(
             yield (target, path), OBSTACLES[Obstacle.SYMLINK]
         elif not stat.S_ISREG(status.st_mode):
             yield (target, path), OBSTACLES[Obstacle.NOT_REGULAR]
+        elif other := loaded_instead(_lister(means, copies[target].root), path, tag):
+            yield (target, path), LOADED_INSTEAD.format(other)
+
+
+def _lister(means: Means, root: str) -> Callable[[str], list[str]]:
+    return lambda directory: means.tree.names(f"{root}/{directory}")
 
 
 def _is_lost(kept: Kept, comparisons: Mapping[str, Comparison]) -> bool:

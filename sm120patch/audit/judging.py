@@ -19,6 +19,7 @@ from sm120patch.environment.records import Difference
 from sm120patch.evidence import Evidence
 from sm120patch.model import ABSENT, State
 from sm120patch.plan import ActiveSet, FileKey, History, OwnedFile, Role, sets_of
+from sm120patch.shadowing import is_extension
 from sm120patch.state import (
     DiskFact,
     EvidenceBook,
@@ -76,8 +77,8 @@ class Disk(NamedTuple):
     """Files of the open journal -> sha256 of both contents that the change knows."""
     obstacles: Mapping[FileKey, str] = {}
     """Files of the ledger in whose place something else stands -> what that is, in words."""
-    python: str = ""
-    """`3.11`, or empty where nobody knows which Python it is."""
+    tag: str = ""
+    """`cpython-311`, or empty where nobody knows which Python it is."""
     ledger_lost: bool = False
     """There was a ledger that would tell which of the known contents were written here."""
 
@@ -229,10 +230,7 @@ def _shadowed(key: FileKey, disk: Disk) -> str:
     target, path = key
     above, _, name = path.rpartition("/")
     stem, _, kind = name.partition(".")
-    tag = disk.python.replace(".", "")
-    extension = kind in ("so", "abi3.so") or (
-        kind.startswith(f"cpython-{tag}") and kind.endswith(".so")
-    )
+    extension = is_extension(kind, disk.tag)
     sources = [f"{above}/{stem}.py"] if extension else []
     if stem == "__init__" and (extension or kind == "py"):
         sources.append(f"{above}.py")

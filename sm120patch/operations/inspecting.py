@@ -3,6 +3,7 @@
 Reads disk; writes nothing. Imports neither libcst nor git for an environment of wheels.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +29,10 @@ from sm120patch.operations.originals import with_originals
 from sm120patch.operations.site import Site
 from sm120patch.plan import FileKey, History, content_digest
 from sm120patch.render import evidence_dict
+from sm120patch.shadowing import loaded_instead
 from sm120patch.state import (
     IN_PLACE,
+    LOADED_INSTEAD,
     OBSTACLES,
     DiskFact,
     EvidenceBook,
@@ -82,7 +85,7 @@ def status(site: Site, capability: str | None = None) -> Status:
     with read_ledger(site.state.ledger) as ledger:
         past = History() if ledger is None else ledger.history()
         snapshot = _snapshot(site, past, capability, journal)
-        facts = _facts(past, snapshot)
+        facts = _facts(site, past, snapshot)
         # Where there is no ledger, what the store holds was written by one that is gone.
         gone = site.store.digests() if ledger is None and site.state.path.is_dir() else ()
         seen = _Seen(past, snapshot, facts, Others(claimed_files(site.environment), gone))
@@ -178,7 +181,7 @@ def _last(ledger: Ledger, name: str) -> Event | None:
 
 def broken_files(site: Site, past: History) -> list[tuple[FileKey, State, str]]:
     """Files of ours that do not hold what the ledger says, each with its state and the reason."""
-    facts = _facts(past, _snapshot(site, past, None))
+    facts = _facts(site, past, _snapshot(site, past, None))
     found = ((key, disk_state(f, facts[key])) for key, f in past.files.items())
     return [(key, state, reason) for key, (state, reason) in found if state is not None]
 
@@ -199,7 +202,7 @@ def _snapshot(
     return with_originals(found, history, site.store.get)
 
 
-def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
+def _facts(site: Site, history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
     facts = {}
     for target, path in history.files:
         found = snapshot.targets.get(target)
@@ -212,9 +215,28 @@ def _facts(history: History, snapshot: Snapshot) -> dict[FileKey, DiskFact]:
             pristine_sha256=None if file is None else file.pristine_sha256,
             known_as=fingerprints.known_as(target, path, digest) if known else "",
             unreadable=file.why if file and file.obstacle is Obstacle.UNREADABLE else "",
-            obstacle=OBSTACLES[file.obstacle] if file and file.obstacle in IN_PLACE else "",
+            obstacle=_in_place(site, target, file),
         )
     return facts
+
+
+def _in_place(site: Site, target: str, file: FileSnapshot | None) -> str:
+    """Say what stands in place of a file, or is loaded in place of it; empty where it is used."""
+    installation = site.environment.installations.get(target)
+    if file is None or installation is None:
+        return ""
+    if file.obstacle is not None:
+        return OBSTACLES[file.obstacle] if file.obstacle in IN_PLACE else ""
+
+    def names(directory: str) -> list[str]:
+        try:
+            with os.scandir(installation.root / directory) as entries:
+                return [entry.name for entry in entries]
+        except OSError:
+            return []
+
+    other = loaded_instead(names, file.path, site.environment.cache_tag)
+    return LOADED_INSTEAD.format(other) if other else ""
 
 
 def here() -> Callable[[Evidence], bool]:

@@ -183,6 +183,24 @@ def test_what_python_loads_in_place_of_a_source_is_named(
     assert finding["path"] == added
     said = f", and Python loads it in place of {source}" if source else ""
     assert finding["detail"] == f"upstream did not ship it{said}"
+    (one,) = [s for s in place.done("status")["sets"] if s["id"] == "one"]
+    drifted = [(f["path"], f["detail"]) for f in found(place, "drifted")]
+    if source == A:
+        reason = f"{A}: Python loads {added} in its place"
+        assert (one["state"], one["reason"]) == ("drifted", reason) and drifted == [(A, reason)]
+    else:
+        assert one["state"] == "staged" and drifted == []
+
+
+def test_what_is_loaded_in_place_of_a_patched_file_need_not_be_known_to_git(
+    tmp_path: Path,
+) -> None:
+    checkout = Checkout(tmp_path)
+    (checkout.source.parent / ".gitignore").write_text("*.so\n")
+    commit(checkout, "ignore")
+    checkout.stage("one")
+    (checkout.source / "sglang" / "a.abi3.so").write_bytes(b"")
+    assert checkout.findings() == {("drifted", A)}
 
 
 def test_a_link_in_place_of_a_patched_file_is_told_alike(place: Place, tmp_path: Path) -> None:
