@@ -12,7 +12,12 @@ import click
 
 from sm120patch.cli.common import command_line, note_fault
 from sm120patch.cli.exporting import export_options
-from sm120patch.cli.options import catalogue_options, output_option, pass_output
+from sm120patch.cli.options import (
+    catalogue_options,
+    fail_on_option,
+    output_option,
+    pass_output,
+)
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode
 
@@ -40,13 +45,7 @@ KINDS = (
     help="Audit an unpacked image or a container's file system that lies here; nothing outside it"
     " is read.",
 )
-@click.option(
-    "--fail-on",
-    multiple=True,
-    type=click.Choice(KINDS),
-    help="Kinds of findings that exit with 1; may be repeated (default: all). What is unknown"
-    " always does.",
-)
+@fail_on_option(KINDS)
 @click.option(
     "--max-directories",
     type=click.IntRange(min=1),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sm120patch.cli.options import FiniteRange, output_option, pass_output
+from sm120patch.cli.options import FiniteRange, fail_on_option, output_option, pass_output
 from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
@@ -78,13 +78,7 @@ KINDS = ("unequal", "unknown", "not-applied", "differs", "unexpected", "finding"
     metavar="DAYS",
     help="How much older than the median of the nodes evidence may be.",
 )
-@click.option(
-    "--fail-on",
-    multiple=True,
-    type=click.Choice(KINDS),
-    help="Kinds of findings that exit with 1; may be repeated (default: all). What is unknown"
-    " always does.",
-)
+@fail_on_option(KINDS)
 @click.option("--all", "every", is_flag=True, help="Give every node a line, those alike too.")
 @click.option(
     "--html",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,6 +98,17 @@ def _find_places(context: click.Context, _parameter: click.Parameter, value: Pat
     from sm120patch.operations.places import find_places
 
     return find_places(value, context.meta.get(_EXTRA, ()), os.environ)
+
+
+def fail_on_option(kinds: Sequence[str]) -> Callable[[Command], Command]:
+    """Add `--fail-on` for a command that has findings of these kinds."""
+    return click.option(
+        "--fail-on",
+        multiple=True,
+        type=click.Choice(kinds),
+        help="Kinds of findings that exit with 1; may be repeated (default: all). What is unknown"
+        " always does.",
+    )
 
 
 def catalogue_options(function: Command) -> Command:

@@ -171,7 +171,7 @@ def toolkit(root: Path, home: str, cuda_path: str, search: str, nvcc: str, cxx: 
         places = [name] if "/" in name else [f"{p}/{name}" for p in search.split(":") if p]
         return next((p for p in places if _runs(there(p))), None)
 
-    found = rules.cuda_home(home, cuda_path, which("nvcc"), there("/usr/local/cuda").exists())
+    found = rules.cuda_home(home, cuda_path, which("nvcc"), there(rules.DEFAULT_HOME).exists())
     asked = rules.nvcc_of(found.path) if found.path else ""
     return {
         "home": found.path,
