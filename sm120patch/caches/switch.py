@@ -57,8 +57,11 @@ def scope_for(
     roots = {name: str(i.root) for name, i in environment.installations.items()}
     found = environment.installations.get(TARGET)
     version = flashinfer.cache_version(found.root, found.version) if found else ""
+    bases = sorted({*homes})
+    places = {name: environ[name] for name in PLACES if environ.get(name)}
+    builds = flashinfer.workspaces({}, bases) or sglang.jit_directories(bases, places)
     return CacheScope(
-        homes=tuple(sorted({str(home) for home in homes})),
+        homes=tuple(map(str, bases)),
         root=roots.get(TARGET, ""),
         version=version,
         pristine={path: sha256 for (_, path), sha256 in pristine.items()},
@@ -66,8 +69,8 @@ def scope_for(
         b_patched={path: sha256 for (_, path), sha256 in b.items()},
         sglang_root=roots.get("sglang", ""),
         tactics=tuple(sorted(set(tactics))),
-        places={name: environ[name] for name in PLACES if environ.get(name)},
-        ninjas=freshness.ninjas(environment.prefix, environ),
+        places=places,
+        ninjas=freshness.ninjas(environment.prefix, environ) if builds else (),
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sm120patch.audit.judging import asked_for
 from sm120patch.errors import ConflictError
 from sm120patch.model import State
 from sm120patch.operations import inspecting
@@ -33,6 +32,8 @@ def require_intact(
     broken = [entry for entry in inspecting.broken_files(site, history) if entry[0] not in planned]
     if not broken:
         return
+    from sm120patch.audit.judging import asked_for
+
     reasons = dict.fromkeys(f"  - {reason}" for _key, _state, reason in broken)
     sets = [name for key, *_ in broken for name in sets_of(history.files[key].changes)]
     lost = " ".join(asked_for(sets, history, site.catalogue))
