@@ -131,12 +131,23 @@ def _belongs(server: "ServerProcess", report: EnvironmentReport, roots: Sequence
     searched = [os.path.realpath(place) for place in _searched_first(server)]
     if any(os.path.realpath(root) in searched for root in roots):
         return True
+    if report.kind == "user" and _has_user_site(server, programs, report.prefix):
+        return True
     if programs:
         return False
     # A worker that has renamed itself has no more to tell than the libraries that it maps.
     places = tuple(f"{os.path.realpath(root)}/" for root in roots)
     mapped = proc.mapped(proc.read(server.pid, "maps"))
     return server.environ.get("VIRTUAL_ENV") in names or any(p.startswith(places) for p in mapped)
+
+
+def _has_user_site(server: "ServerProcess", programs: Sequence[str], prefix: str) -> bool:
+    """Tell whether a server looks into its user's own site; in a virtual environment none does."""
+    home = server.environ.get("HOME")
+    if not home or server.environ.get("PYTHONNOUSERSITE"):
+        return False
+    virtual = any(Path(p).parent.parent.joinpath("pyvenv.cfg").exists() for p in programs)
+    return not virtual and os.path.realpath(f"{home}/.local") == os.path.realpath(prefix)
 
 
 def _sees(pid: int, prefix: str) -> bool:

@@ -522,6 +522,25 @@ def test_a_script_that_patches_and_becomes_the_server_is_not_stale(served: Place
         subprocess.run(["kill", *children], check=True)
 
 
+def test_a_server_that_imports_from_its_users_own_site_is_of_that(
+    served: Place, tmp_path: Path
+) -> None:
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    if (base.parents[1] / "pyvenv.cfg").exists():
+        pytest.skip("there is no interpreter but that of a virtual environment")
+    prefix = tmp_path / "home" / ".local"
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = prefix / "lib" / name / "site-packages"
+    install_fake(site, "sglang", "1.0", PACKAGE)
+    aged(site)
+    environ = {"HOME": str(prefix.parent)}
+    with server(base, *SERVE, environ=environ), server(served.prefix / "bin/python", *SERVE):
+        time.sleep(1.1)
+        sh(f'sed -i "{SED_A}" {A}', site)
+        assert len(found(served, "stale-server", env=prefix)) == 1
+        assert found(served, "stale-server", "foreign") == []
+
+
 def test_a_server_that_hides_its_environment_is_unknown(
     served: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
