@@ -41,7 +41,11 @@ def history_rows(events: Sequence[Event]) -> list[tuple[str, ...]]:
     """
     rows: list[tuple[str, ...]] = []
     for event in events:
-        subject = ", ".join(event.sets or texts(event.data, "requested"))
+        gone = texts(event.data, "no_longer_needed")
+        named = [n for n in event.sets if n not in gone] or texts(event.data, "requested")
+        subject = ", ".join(name for name in named if name not in gone)
+        if gone:
+            subject += f"{'; ' if subject else ''}no longer needed: {', '.join(gone)}"
         subject = subject or text(event.data, "experiment", "name") or text(event.data, "command")
         verdict = text(event.data, "verdict") or text(event.data, "outcome")
         verdict = verdict or text(event.data, "error").partition("\n")[0]

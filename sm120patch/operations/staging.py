@@ -183,6 +183,7 @@ def event_details(plan: Plan, side: Side, settings: transaction.Settings) -> dic
     """What every event that changed files keeps."""
     return {
         "requested": list(plan.requested),
+        "no_longer_needed": list(plan.remove) if plan.action == "apply" else [],
         "start": settings.start,
         "end": side,
         "command": settings.command,

@@ -219,3 +219,11 @@ def test_commands_in_warnings_name_the_environment_too(host: Host) -> None:
     shutil.rmtree(host.prefix / ".sm120patch")
     where = shlex.join(host.options)
     assert f"`sm120patch adopt fusion {where}` makes a ledger" in host.text("revert", "--all").err
+
+
+def test_history_does_not_call_staged_what_upstream_has_by_now(place: Place) -> None:
+    place.stage("bundle")
+    reinstall(place, "2.0", "sglang")
+    place.done("apply", "bundle", "--no-verify")
+    first = run("history", *place.options[:-2]).out.splitlines()[0]
+    assert "bundle; no longer needed: one" in first
