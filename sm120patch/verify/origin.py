@@ -77,7 +77,7 @@ def _ask(pid: int, packages: Sequence[str]) -> dict[str, str] | str:
         environ = dict(entry.split("=", 1) for entry in _split(process / "environ") if "=" in entry)
         directory, binary = (process / "cwd").readlink(), (process / "exe").readlink()
         if (process / "ns" / "mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
-            return "it runs in a container"
+            return "it has a file system of its own (a container, or a unit with private mounts)"
         owner = process.stat()
     except OSError as error:
         return f"cannot be looked at: {error.strerror}"
