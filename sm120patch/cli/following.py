@@ -25,7 +25,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
     "fleet-path": (),
     "fleet-report": (),
     "init": ("--profile",),
-    "matrix": ("--catalogue", "--gpu"),
+    "matrix": (*_CATALOGUE, "--gpu"),
     "new": (),
     "sign": (),
     "tune": _ENVIRONMENT,

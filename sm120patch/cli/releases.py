@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sm120patch.cli.options import (
+    catalogue_options,
     gpu_option,
     offline_option,
     output_option,
@@ -20,6 +21,7 @@ from sm120patch.cli.output import Output
 from sm120patch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from sm120patch.catalogue import Places
     from sm120patch.operations.site import Site
     from sm120patch.published import Shelf
 
@@ -37,11 +39,7 @@ if TYPE_CHECKING:
 @wheel_dir_option
 @offline_option
 @gpu_option
-@click.option(
-    "--catalogue",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory with manifests/ and patches/ to use instead of the shipped catalogue.",
-)
+@catalogue_options
 @output_option
 @pass_output
 def matrix(
@@ -52,7 +50,7 @@ def matrix(
     wheel_dir: Path | None,
     offline: bool,
     gpu: str | None,
-    catalogue: Path | None,
+    catalogue: Places,
 ) -> int:
     """Show what sets mean for published releases: patched, upstream, refused and why.
 
@@ -69,7 +67,7 @@ def matrix(
 
         gpu = capability_of(gpu)
     loaded = catalogues.load(catalogue)
-    chosen = operation.chosen_releases(releases, known(catalogue))
+    chosen = operation.chosen_releases(releases, known(catalogue.base))
     shelf = shelf_for(output, wheel_dir, offline)
     results = []
     for result in operation.matrix(loaded, sets, chosen, shelf, gpu):

@@ -112,6 +112,18 @@ def test_text_names_each_change(catalogue: Path, shelf: Path) -> None:
     ]  # fmt: skip
 
 
+def test_sets_of_your_own_are_looked_at_beside_the_others(
+    catalogue: Path, shelf: Path, tmp_path: Path
+) -> None:
+    own, rest = tmp_path / "own", tmp_path / "rest"
+    shutil.copytree(catalogue, rest)
+    for part, name in (("manifests", "two.toml"), ("patches", "two")):
+        (own / part).mkdir(parents=True)
+        shutil.move(rest / part / name, own / part / name)
+    done = matrix(rest, shelf, "one", "two", "--extra-catalogue", own, "--releases", "1.0")
+    assert outcomes(done.result) == {"1.0": {"one": "patched", "two": "patched"}}
+
+
 def test_an_unknown_set_is_a_usage_error(catalogue: Path, shelf: Path) -> None:
     assert matrix(catalogue, shelf, "nope").code == 2
 
