@@ -89,7 +89,8 @@ def change_text(change: Change, statuses: Sequence[SetStatus], given: following.
     if _unreal(change):
         lines += _measure_really(change, launch, given)
     elif _kept(change) and launch:
-        lines.append(f"restart your server with: {launch}")
+        told = "restart your server with" if change.plan.files else "your server needs"
+        lines.append(f"{told}: {launch}")
     elif _kept(change) and change.plan.files:
         lines.append("restart your server: running processes keep the old code")
     elif change.outcome == "reverted":

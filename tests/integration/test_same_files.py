@@ -35,6 +35,7 @@ def test_asking_for_what_came_along_keeps_its_evidence(host: Host) -> None:
     done = host.text("apply", "jit-list", "--profile", host.profile(GOOD, verify=QUICK))
     assert done.code == 0
     assert "on disk, not measured again: there is evidence for exactly this content" in done.out
+    assert "restart" not in done.out, "no file was changed"
     assert applied(host) == FUSION and host.entry("jit-list")["role"] == "requested"
 
 
