@@ -169,9 +169,10 @@ def build(subject: Subject) -> Page:
     margin = min(max(number(data, "margin") or 0.0, 0.0), 1.0)
     sets = ", ".join(texts(event.data, "requested") or event.sets or evidence.sets)
     title = sets or text(data, "experiment", "name") or event.kind
+    other = "variant" if event.kind == "experiment" else ARMS[1]
     return Page(
         title=title,
-        other="variant" if event.kind == "experiment" else ARMS[1],
+        other=other,
         verdict=evidence.verdict,
         tone=_tone(evidence),
         meaning=MEANINGS.get(evidence.verdict, ""),
@@ -182,7 +183,7 @@ def build(subject: Subject) -> Page:
         facts=tuple(_facts(subject, data)),
         margin=margin,
         effect=effect_chart(workloads, margin),
-        workloads=tuple(_workload(w, _excluded(data, w.name)) for w in workloads),
+        workloads=tuple(_workload(w, other, _excluded(data, w.name)) for w in workloads),
         power=power_chart(data),
         gpu_rows=gpu_rows(data),
         order=" ".join("A" if arm == ARMS[0] else "B" for arm in block_order(data)),
@@ -193,7 +194,10 @@ def build(subject: Subject) -> Page:
         not_examined=tuple(texts(data, "correctness", "not_examined")),
         answers=tuple(_answers(data)),
         engagement=tuple(_engagement(data)),
-        commands=tuple((arm, text(data, "commands", arm)) for arm in ARMS),
+        commands=tuple(
+            (name, text(data, "commands", arm))
+            for arm, name in zip(ARMS, (ARMS[0], other), strict=True)
+        ),
         differences=tuple(_differences(data)),
         versions=tuple(_versions(data)),
         host=tuple(_host(data)),
@@ -222,7 +226,10 @@ def _facts(subject: Subject, data: Record) -> list[tuple[str, str]]:
         ("seed", text(data, "seed")),
         ("profile", f"{text(data, 'profile', 'path')}  ({evidence.profile[:16]})"),
         ("also on disk", ", ".join(evidence.baseline_sets)),
-        ("patched content", evidence.content_digest[:16]),
+        (
+            "content on disk" if event.kind == "experiment" else "patched content",
+            evidence.content_digest[:16],
+        ),
     )
 
 
@@ -230,11 +237,11 @@ def _told(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value.strip()]
 
 
-def _workload(workload: Measured, excluded: tuple[str, ...]) -> WorkloadView:
+def _workload(workload: Measured, other: str, excluded: tuple[str, ...]) -> WorkloadView:
     return WorkloadView(
         name=workload.name,
         shape=workload.shape,
-        words=_comparison(workload),
+        words=_comparison(workload, other),
         spread=spread_chart(workload),
         time=time_chart(workload),
         requests=request_charts(workload),
@@ -243,10 +250,10 @@ def _workload(workload: Measured, excluded: tuple[str, ...]) -> WorkloadView:
     )
 
 
-def _comparison(workload: Measured) -> str:
+def _comparison(workload: Measured, other: str) -> str:
     medians = [workload.median(arm) for arm in ARMS]
     shown = ["not measured" if m is None else f"{m:.1f} tok/s" for m in medians]
-    return f"baseline {shown[0]}, patched {shown[1]} (medians of the repeats)"
+    return f"baseline {shown[0]}, {other} {shown[1]} (medians of the repeats)"
 
 
 def _figure(workload: Measured, name: str, words: str, more_is_better: bool) -> Figure | None:

@@ -50,6 +50,8 @@ def test_what_helps_and_what_does_not_are_both_kept(host: Host) -> None:
     check_harmless(page)
     assert page.text.startswith(f"{TRITON}: regressed")
     assert "No file differs between the arms." in page.text and "variant" in page.text
+    told = host.text("report").out
+    assert "patched" not in told and ", variant " in told
 
 
 def test_it_says_by_which_class_answers_are_judged(host: Host) -> None:
