@@ -12,15 +12,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm120patch.disk import remove_file, sweep, write_file
+from sm120patch.disk import read_file, remove_file, sweep, write_file
 from sm120patch.environment import Checkout, Environment
-from sm120patch.errors import BusyError, ConflictError, HostError, RecoveryNeededError
+from sm120patch.errors import BusyError, ConflictError, HostError, Sm120PatchError
 from sm120patch.ledger import read_ledger
 from sm120patch.plan import History
 from sm120patch.store import StateDirectory
 
 CLAIM_NAME = "sm120patch-claim.json"
 LOCK_NAME = "sm120patch-claim.lock"
+_MAX_BYTES = 16 << 20
 
 
 def _claim_files(environment: Environment) -> dict[str, Path]:
@@ -35,12 +36,13 @@ def _claim_files(environment: Environment) -> dict[str, Path]:
 
 
 def _owner(path: Path) -> str | None:
+    """Prefix that a claim names; None for what is no claim: others may write that directory."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_file(path, _MAX_BYTES))
+        owner = data.get("prefix") if isinstance(data, dict) else None
+        return owner if isinstance(owner, str) and b"\0" not in os.fsencode(owner) else None
     except (OSError, ValueError, RecursionError):
         return None
-    owner = data.get("prefix") if isinstance(data, dict) else None
-    return owner if isinstance(owner, str) else None
 
 
 def _is_ours(owner: str | None, environment: Environment) -> bool:
@@ -110,7 +112,7 @@ def claimed_files(environment: Environment) -> dict[tuple[str, str], tuple[str, 
     """
     found = {}
     for name, owner in _foreign_owners(environment).items():
-        with contextlib.suppress(HostError, RecoveryNeededError):
+        with contextlib.suppress(Sm120PatchError):
             with read_ledger(_ledger(owner)) as ledger:
                 files = {} if ledger is None else ledger.history().files
             found.update({k: (f.current_sha256, owner) for k, f in files.items() if k[0] == name})
@@ -123,8 +125,16 @@ def _foreign_owners(environment: Environment) -> dict[str, str]:
     return {
         name: owner
         for name, owner in owners.items()
-        if owner is not None and not _is_ours(owner, environment) and _ledger(owner).exists()
+        if owner is not None and not _is_ours(owner, environment) and _is_there(owner)
     }
+
+
+def _is_there(owner: str) -> bool:
+    """Tell whether an environment still exists; one that we may not look at counts as there."""
+    try:
+        return _ledger(owner).exists()
+    except OSError as error:
+        return isinstance(error, PermissionError)
 
 
 def _ledger(prefix: str) -> Path:

@@ -126,6 +126,18 @@ def digest(place: Spot) -> str | None:
     return sha.hexdigest()
 
 
+def read_file(path: Path, limit: int) -> bytes:
+    """Return at most `limit` bytes of a file of our own.
+
+    Raises OSError, also for what is no regular file; never waits for a FIFO.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return stream.read(limit)
+
+
 def status(place: Spot) -> os.stat_result:
     """`lstat` of a name."""
     return os.stat(place.name, dir_fd=place.directory, follow_symlinks=False)

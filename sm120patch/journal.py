@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sm120patch.catalogue import Catalogue
-from sm120patch.disk import remove_file, write_file
+from sm120patch.disk import read_file, remove_file, write_file
 from sm120patch.errors import RecoveryNeededError
 from sm120patch.plan import History, sets_of
 from sm120patch.store import unreadable
@@ -121,8 +121,7 @@ def write_journal(path: Path, journal: Journal) -> None:
 def read_journal(path: Path) -> Journal | None:
     """Return the open journal, None when there is none; RecoveryNeededError when unreadable."""
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = read_file(path, MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -16,6 +16,7 @@ from sm120patch.errors import BusyError, HostError
 from sm120patch.model import sha256_hex
 
 _ATTEMPTS, _PAUSE = 6, 0.05
+_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY_NAME = ".sm120patch"
 _README = """\
@@ -102,7 +103,7 @@ class StateDirectory(NamedTuple):
     def holder(self) -> str | None:
         """Say which other command holds the lock now, None when nobody does."""
         with contextlib.suppress(OSError):
-            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(self.path / "lock", _LOOK)
             try:
                 if not _free(fd):
                     text = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -300,3 +301,14 @@ def test_a_forged_journal_leads_nowhere(place: Place) -> None:
     (place.state / "journal.json").write_text(json.dumps(journal))
     refused(place.run("recover"), 7)
     assert outside.read_text() == A_TEXT and place.facts() == after
+
+
+@pytest.mark.parametrize("name", ["journal.json", "lock"])
+def test_nobody_waits_for_what_is_no_file_in_the_state_directory(place: Place, name: str) -> None:
+    place.stage("one")
+    (place.state / name).unlink(missing_ok=True)
+    os.mkfifo(place.state / name)
+    for command in (("status",), ("apply", "two", "--no-verify"), ("recover",), ("audit",)):
+        assert place.run(*command).code in (0, 1, 10), command
+    (place.state / name).unlink()
+    place.done("revert", "--all")

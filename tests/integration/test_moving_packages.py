@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
+import os
 import shutil
+import sqlite3
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from sm120patch import claims
 from tests.support import catalogue as small
 from tests.support.catalogue import A_TEXT, KERNEL, KERNEL_TEXT, A, B
 from tests.support.command import run
@@ -210,6 +216,40 @@ def test_a_claim_of_a_deleted_environment_does_not_block_for_ever(checkout: Chec
     refused(checked(run("apply", "one", "--no-verify", *second)), 5, A, "foreign edit")
     subprocess.check_call(["git", "-C", checkout.source, "checkout", "--quiet", "."])
     assert checked(run("apply", "one", "--no-verify", *second)).code == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"prefix": "\\u0000"}', '{"prefix": "\\ud800"}', '{"prefix": "' + "x" * 5000 + '"}', None],
+    ids=["NUL", "half a character", "endless", "FIFO"],
+)
+def test_a_claim_that_is_none_stops_nobody(checkout: Checkout, content: str | None) -> None:
+    """Whoever may write the git directory of a shared checkout may put anything there."""
+    claim = checkout.claim()
+    os.mkfifo(claim) if content is None else claim.write_text(content)
+    assert set(checkout.states().values()) == {"absent"}
+    checkout.stage("one")
+    checkout.done("revert", "--all")
+    assert checkout.a.read_text() == A_TEXT
+
+
+def test_an_owner_whose_ledger_another_release_wrote_is_still_named(checkout: Checkout) -> None:
+    second = checkout.second()
+    checkout.stage("one")
+    with contextlib.closing(sqlite3.connect(checkout.state / "ledger.sqlite3")) as ledger:
+        ledger.execute("PRAGMA user_version=99")
+    assert checked(run("status", *second)).code == 0
+    refused(checked(run("apply", "one", "--no-verify", *second)), 5, str(checkout.prefix))
+
+
+def test_an_owner_that_may_not_be_looked_at_is_taken_to_be_there(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    assert claims._is_there("/home/somebody/env")
 
 
 def test_an_owner_that_comes_through_a_link_keeps_its_claim(checkout: Checkout) -> None:
