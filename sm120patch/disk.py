@@ -127,15 +127,18 @@ def digest(place: Spot) -> str | None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a file of our own.
+    """Return at most `limit` bytes of a file.
 
     Raises OSError, also for what is no regular file; never waits for a FIFO.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as stream:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "no regular file", str(path))
-        return stream.read(limit)
+        with os.fdopen(fd, "rb", closefd=False) as stream:
+            return stream.read(limit)
+    finally:
+        os.close(fd)
 
 
 def status(place: Spot) -> os.stat_result:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sm120patch.disk import read_file
 from sm120patch.distributions import describes, editable_url, version_in
 from sm120patch.environment.asking import Question
 from sm120patch.environment.editable import Checkout, NoCheckout, dirty_files, find_checkout
@@ -16,6 +17,9 @@ from sm120patch.environment.records import (
     read_record,
 )
 from sm120patch.model import IMPORT_NAMES
+
+_MAX_METADATA = 16 << 20
+"""Bytes of a METADATA that are looked at: a long description is a few hundred thousand."""
 
 
 class Installation(NamedTuple):
@@ -226,7 +230,7 @@ def _lists_nothing(metadata: Path, package: str) -> bool:
 
 def _is_editable(metadata: Path) -> bool:
     try:
-        return editable_url((metadata / "direct_url.json").read_bytes()) is not None
+        return editable_url(read_file(metadata / "direct_url.json", _MAX_METADATA)) is not None
     except OSError:
         return False
 
@@ -234,10 +238,10 @@ def _is_editable(metadata: Path) -> bool:
 def _version(metadata: Path) -> str | None:
     for name in ("METADATA", "PKG-INFO", ""):
         try:
-            text = (metadata / name).read_text(encoding="utf-8", errors="replace")
+            data = read_file(metadata / name, _MAX_METADATA)
         except OSError:
             continue
-        return version_in(text)
+        return version_in(data.decode("utf-8", "replace"))
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,12 @@ def test_the_text_says_it_too(place: Place) -> None:
     (place.site / "sglang-1.0.dist-info" / "RECORD").unlink()
     done = run("status", *place.options[:-2])
     assert done.code == 1 and "nobody knows what upstream shipped" in done.out
+
+
+@pytest.mark.parametrize("name", ["METADATA", "direct_url.json"])
+def test_nobody_waits_for_metadata_that_is_no_file(place: Place, name: str) -> None:
+    file = next(place.site.glob("sglang-*.dist-info")) / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    for command in (("status",), ("recover",), ("audit",)):
+        assert place.run(*command).code in (0, 1, 10), command
