@@ -42,11 +42,12 @@ def gen_trtllm_comm_module():
 """
 COMMUNICATOR = "sglang/srt/layers/communicator.py"
 COMM = "flashinfer/jit/comm.py"
+# Not the releases themselves: what was published as them is known, and this is something else.
 PACKAGES = {
-    ("sglang", "0.5.9"): {"sglang/__init__.py": "", COMMUNICATOR: GATE},
-    ("flashinfer-python", "0.6.3"): {
+    ("sglang", "0.5.9+small"): {"sglang/__init__.py": "", COMMUNICATOR: GATE},
+    ("flashinfer-python", "0.6.3+small"): {
         "flashinfer/__init__.py": "",
-        "flashinfer/_build_meta.py": '__version__ = "0.6.3"\n',
+        "flashinfer/_build_meta.py": '__version__ = "0.6.3+small"\n',
         COMM: JIT,
     },
 }
