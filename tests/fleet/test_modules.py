@@ -25,7 +25,7 @@ from tests.support.adhoc import patch_set, task
 from tests.support.command import run_killed_at
 from tests.support.nodes import COLLECTION, COLLECTIONS
 from tests.support.place import A_WITH_ONE, Place
-from tests.support.serving import BAD, GOOD, QUICK, Host
+from tests.support.serving import BAD, GOOD, LONGER, QUICK, SLOWLY, Host
 from tests.support.simulated import FLAG
 
 pytest.importorskip("ansible", reason="ansible-core needs Python 3.11")
@@ -289,7 +289,7 @@ def test_a_task_whose_time_is_up_leaves_a_node_that_the_next_one_settles(
     host: Host, tmp_path: Path
 ) -> None:
     before = host.facts()
-    slow = host.profile(GOOD, verify="blocks = 4")
+    slow = host.profile(GOOD, *SLOWLY, workloads=LONGER)
     short = {"async": 8, "poll": 1}
     late = patch_set(tmp_path, host.options, short, sets=["fusion"], profile=str(slow))
     assert late["failed"] and "failure" not in late, "Ansible ended it"

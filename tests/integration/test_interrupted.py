@@ -18,7 +18,10 @@ from tests.support.serving import (
     FILES,
     FUSION,
     GOOD,
+    LONG,
+    LONGER,
     QUICK,
+    SLOWLY,
     Host,
     Running,
     apply,
@@ -30,21 +33,6 @@ from tests.support.serving import (
     wait_for,
 )
 from tests.support.simulated import COMMUNICATOR, JIT, JIT_CLOSED
-
-LONG = """
-[workload.long]
-input_len = 16
-output_len = 24
-concurrency = 4
-prompts = 200
-repeats = 1
-warmup = 200
-"""
-SLOWLY = ("--time-scale", "20")
-"""With `LONG` every server is busy for some seconds: time to be met half way."""
-LONGER = LONG.replace("200", "4000")
-"""Half a minute a server: time for other commands, on a busy machine too."""
-
 
 # --- interrupted -------------------------------------------------------------------------------
 

@@ -32,6 +32,19 @@ from tests.support.simulated import (
 )
 
 GOOD, BAD = "root-complex-2gpu", "slow-mild-regression"
+LONG = """
+[workload.long]
+input_len = 16
+output_len = 24
+concurrency = 4
+prompts = 200
+repeats = 1
+warmup = 200
+"""
+SLOWLY = ("--time-scale", "20")
+"""With `LONG` every server is busy for some seconds: time to be met half way."""
+LONGER = LONG.replace("200", "4000")
+"""Half a minute a server: time for other commands, on a busy machine too."""
 QUICK = "blocks = 1"
 OTHER = "sglang/srt/other.py"
 OTHER_TEXT = "value = 'upstream'\n"
