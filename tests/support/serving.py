@@ -277,8 +277,12 @@ class Running:
             )
         finally:
             signal.signal(signal.SIGINT, inherited)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._out = ""
+        self._readers = [
+            threading.Thread(target=read, daemon=True) for read in (self._read, self._take)
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -289,6 +293,11 @@ class Running:
         with self._grown:
             self._closed = True
             self._grown.notify_all()
+
+    def _take(self) -> None:
+        """Read what it answers as it comes: a pipe holds only so much."""
+        assert self.process.stdout is not None
+        self._out = self.process.stdout.read()
 
     def wait_said(self, text: str, timeout: float = 60) -> None:
         """Wait until it has said a line with `text` in it."""
@@ -308,10 +317,10 @@ class Running:
                 self.process.wait(timeout)
             finally:
                 self.kill()
-            self._reader.join()
-            with self.process as done:
-                out = done.stdout.read() if done.stdout is not None else ""
-            self._done = Ran(self.process.returncode, out, "\n".join(self.said))
+            for reader in self._readers:
+                reader.join()
+            with self.process:
+                self._done = Ran(self.process.returncode, self._out, "\n".join(self.said))
         return self._done
 
     def kill(self) -> None:
