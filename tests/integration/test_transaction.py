@@ -253,7 +253,8 @@ def test_the_first_interrupt_waits_until_the_files_are_whole(
     def interrupt(label: str) -> None:
         if label.startswith("replace") and not sent:
             sent.append(label)
-            os.kill(os.getpid(), signal.SIGINT)
+            # To this thread: others of a test process would not hold it back.
+            signal.raise_signal(signal.SIGINT)
 
     checkpoint(interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -267,7 +268,7 @@ def test_an_interrupt_after_the_ledger_commit_keeps_the_new_content(
 ) -> None:
     def interrupt(label: str) -> None:
         if label == "ledger commit":
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     checkpoint(interrupt)
     with pytest.raises(KeyboardInterrupt):
