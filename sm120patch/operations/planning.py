@@ -51,12 +51,12 @@ def plan_request(
     neighbours do. `done` is what was asked for, in a refusal, where the plan is only a means to
     it: `verified`.
     """
+    history = site.history()
     for name in request.sets:
-        if request.action == "apply" or name not in site.history().active:
+        if request.action == "apply" or name not in history.active:
             site.catalogue.get(name)
     if request.action == "apply":
         refuse_foreign_claims(site.environment)
-    history = site.history()
     result = make_plan(
         site.catalogue, snapshot_for(site, history, request, capability), history, request
     )
