@@ -78,8 +78,7 @@ class CacheScope(NamedTuple):
     places: Mapping[str, str] = {}
     """Variables of the server that move a cache away from the homes."""
     ninjas: tuple[str, ...] = ()
-    """Executables that the server may use: one of them must find a build up to date. Empty where
-    there was no build."""
+    """Executables that the server may use: one of them must find a build up to date."""
 
     def patched(self, side: Side) -> Mapping[str, str]:
         """Files that are not upstream's on that side."""

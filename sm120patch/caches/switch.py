@@ -57,11 +57,8 @@ def scope_for(
     roots = {name: str(i.root) for name, i in environment.installations.items()}
     found = environment.installations.get(TARGET)
     version = flashinfer.cache_version(found.root, found.version) if found else ""
-    bases = sorted({*homes})
-    places = {name: environ[name] for name in PLACES if environ.get(name)}
-    builds = flashinfer.workspaces({}, bases) or sglang.jit_directories(bases, places)
     return CacheScope(
-        homes=tuple(map(str, bases)),
+        homes=tuple(sorted({str(home) for home in homes})),
         root=roots.get(TARGET, ""),
         version=version,
         pristine={path: sha256 for (_, path), sha256 in pristine.items()},
@@ -69,8 +66,9 @@ def scope_for(
         b_patched={path: sha256 for (_, path), sha256 in b.items()},
         sglang_root=roots.get("sglang", ""),
         tactics=tuple(sorted(set(tactics))),
-        places=places,
-        ninjas=freshness.ninjas(environment.prefix, environ) if builds else (),
+        places={name: environ[name] for name in PLACES if environ.get(name)},
+        # Also where there is no build yet: servers that are measured may make some.
+        ninjas=freshness.ninjas(environment.prefix, environ),
     )
 
 

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from sm120patch import transaction
 from sm120patch.caches import freshness, renewal
 from sm120patch.caches.builds import UNOWNED
+from sm120patch.catalogue import Places
+from sm120patch.journal import Side
+from sm120patch.operations.planning import plan_request
+from sm120patch.operations.site import open_site
+from sm120patch.operations.staging import settings_for
+from sm120patch.planner import Request
 from tests.support import jit
 from tests.support.command import run_killed_at
 from tests.support.jit import ALLREDUCE
@@ -355,3 +362,30 @@ def test_killed_anywhere_no_build_is_lost_and_none_is_wrong(
             if was not in text:  # it had been committed
                 steps_of(place, *(("revert", "gates") if command == apply else apply))
         steps_of(place, *command)
+
+
+def test_builds_that_a_measured_server_makes_first_come_back_at_every_swap(
+    jitplace: JitPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a fresh host nothing is compiled when the transaction begins."""
+    shutil.rmtree(jitplace.workspace)
+    monkeypatch.setenv("HOME", str(jitplace.home))
+    monkeypatch.setenv("PATH", os.defpath)  # the environment's own ninja is the only one
+    site = open_site(str(jitplace.prefix), None, catalogue=Places(jitplace.catalogue))
+    plan = plan_request(site, Request("apply", ("gates",)), "12.0")
+    settings = settings_for(site, plan, "measure", restore="a", start="a", history=site.history())
+    worked = []
+    sides: tuple[Side, ...] = ("a", "b", "b", "a")
+    with (
+        site.state.lock("measure"),
+        pytest.raises(ZeroDivisionError),
+        transaction.begin(site.state, plan.files, settings) as tx,
+    ):
+        for side in sides:
+            tx.swap(side)
+            library, compiled = jitplace.build()
+            worked.append(compiled)
+            assert (NEW if side == "b" else OLD) in library.read_text()
+        raise ZeroDivisionError  # as a rejection does, it brings upstream's content back
+    assert worked == [True, True, False, False]
+    assert jitplace.work() == []
