@@ -28,6 +28,8 @@ class Output:
         self.as_json = False
         self.command = ""
         self.given = given
+        self._answered = False
+        """The one result is printed, or in part: after ^C half of it may be."""
 
     def data(
         self,
@@ -42,6 +44,7 @@ class Output:
         With `exact`, what reads it gets its bytes unchanged (surrogates as the bytes they stand
         for), and a terminal is told when it does not.
         """
+        self._answered = True
         if self.as_json:
             self._envelope(result, code, None)
         elif exact and text and not _to_terminal():
@@ -54,9 +57,12 @@ class Output:
                 )
 
     def error(self, error: Sm120PatchError) -> None:
-        """Print an expected failure, with its hint; commands in it get the options given here."""
+        """Print an expected failure, with its hint; commands in it get the options given here.
+
+        Standard output holds one envelope: what comes after a result is told on standard error.
+        """
         hint = error.hint and following.prose(error.hint, self.given)
-        if self.as_json and error.code != UNWRITTEN:
+        if self.as_json and error.code != UNWRITTEN and not self._answered:
             self._envelope(None, error.exit_code, error, hint)
             return
         self.talk(f"error: {error.message}")

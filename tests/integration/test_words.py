@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import termios
+import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -41,6 +46,26 @@ def test_help_that_finds_no_room_is_no_bug(words: tuple[str, ...]) -> None:
     assert done.returncode == 10, done.stderr
     assert done.stderr.startswith("error: the command has ended, but its result could not be")
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_an_interrupt_while_the_answer_is_printed_adds_no_second_one() -> None:
+    words = [sys.executable, "-m", "sm120patch", "list", "--output", "json"]
+    whole = subprocess.run(words, capture_output=True, check=True).stdout
+    command = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    with command:
+        assert command.stdout is not None
+        room = fcntl.fcntl(command.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        assert room < len(whole) // 2
+        queued = array("i", [0])
+        while queued[0] < room:  # it waits for a reader by then
+            time.sleep(0.01)
+            fcntl.ioctl(command.stdout, termios.FIONREAD, queued)
+        command.send_signal(signal.SIGINT)
+        printed, said = command.communicate(timeout=60)
+    assert b"error: interrupted" in said and command.returncode == 130
+    assert whole.startswith(printed) and printed != whole
 
 
 def test_closed_streams_are_not_given_to_files_that_are_opened_later(place: Place) -> None:
