@@ -241,9 +241,9 @@ def embedded_workers() -> tuple[ServerProcess, ...]:
         started_here = servers & set(above)
         worker = None if started_here else _server(pid, ())
         if worker is not None:
-            other = first.setdefault(above[0] if above else 0, worker)
-            if worker.create_time < other.create_time:
-                first[above[0]] = worker
+            parent = above[0] if above else 0
+            if worker.create_time < first.setdefault(parent, worker).create_time:
+                first[parent] = worker
     return tuple(worker._replace(port=0) for worker in first.values())
 
 
@@ -360,7 +360,7 @@ def programs_of(pid: int, command: Sequence[str]) -> Iterator[str]:
             yield word
         elif "/" in word:
             with contextlib.suppress(OSError):
-                here = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - as in `_server`
+                here = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - it may end in " (deleted)"
                 yield os.path.normpath(f"{here}/{word}")
     if "/" not in command[0]:
         variables = proc.read(pid, "environ").split(b"\0")

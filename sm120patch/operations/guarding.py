@@ -73,14 +73,14 @@ def processes(site: Site, profile: Profile | None, *, allow: bool) -> list[str]:
 
     The server of an `external` profile is expected to run: its restart command replaces it.
     """
-    from sm120patch.host import processes
+    from sm120patch.host.processes import processes_using
 
     environment = site.environment
     roots = [i.root / i.package for i in environment.installations.values()]
     homes = staging.known_homes(site)
     if profile is not None:
         homes |= set(profiles.homes_of(profile))
-    found = processes.processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
+    found = processes_using(roots, environment.prefix, flashinfer.workspaces({}, homes))
     expected = _expected_processes(profile)
     lines = [
         f"pid {p.pid}: {_short(p.cmdline) or '(unknown)'} ({p.why})"
@@ -108,9 +108,9 @@ def _expected_processes(profile: Profile | None) -> set[int]:
         return set()
     import psutil
 
-    from sm120patch.host import processes
+    from sm120patch.host.processes import listening_pid
 
-    listener = processes.listening_pid(profile.server.port)
+    listener = listening_pid(profile.server.port)
     if listener is None or listener.pid is None:
         return set()
     try:
