@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _QUIET = frozenset((FileState.MISSING, FileState.UNREADABLE))
 """Files that have no time to compare with."""
-_PRECISION = 1.0
-"""Seconds. The kernel tells when it booted in whole ones, and processes by that."""
+_PRECISION = 0.05
+"""Seconds. The kernel tells the start of a process to a tick, and so the times of files."""
 
 
 class Live(NamedTuple):

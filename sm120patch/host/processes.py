@@ -6,7 +6,7 @@ Reads /proc and NVML only; no process is ever signalled. Whatever is returned is
 import contextlib
 import os
 import pwd
-import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -128,10 +128,13 @@ def _ancestry(pid: int) -> list[int]:
 
 
 def _started(pid: int) -> float | None:
-    """Seconds since the epoch when the process started, as psutil says it; None when it is gone."""
+    """Seconds since the epoch when the process started, to a hundredth; None when it is gone.
+
+    The time of the boot in /proc/stat, which psutil goes by, is in whole seconds.
+    """
     after_boot = proc.since_boot(proc.stat(pid))
-    booted = re.search(rb"^btime (\d+)$", Path("/proc/stat").read_bytes(), re.MULTILINE)
-    return None if after_boot is None or booted is None else after_boot + float(booted[1])
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return None if after_boot is None else booted + after_boot
 
 
 def command_of(pid: int) -> tuple[str, ...]:
